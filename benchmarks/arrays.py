@@ -33,10 +33,13 @@ MiB = 1 << 20
 WORKS = {
     "sum": 512, "expression": 512, "normalise": 1024, "matmul": 1024, "transpose": 1024, "filter": 512, "softmax": 1024,
     "layernorm": 1024, "cosine": 1024, "argmax": 512, "zscore-512": 512, "zscore-2048": 2048, "zscore-8192": 8192, "three": 1024,
+    "sort": 1024, "median": 1024, "unique": 1024, "rfft": 1024, "rsvd": 1024, "qr": 1024,
 }  # fmt: skip
 """Work -> limit in MiB."""
-NEEDS = {"matmul": ("a", "b"), "filter": ("image",)}
+NEEDS = {"matmul": ("a", "b"), "filter": ("image",), "unique": ()}
 """Work -> its files, where it is not the tall one."""
+ALONE = ("filter", "sort", "median", "unique", "rfft", "rsvd", "qr")
+"""Works that no peer is written for yet."""
 INTERPRETER = 100
 """MiB of a limit that Python and its libraries take."""
 PEERS = ("memmap", "chunked", "dask", "cubed", "blosc2")
@@ -107,7 +110,7 @@ def contest(work: str, args: argparse.Namespace) -> dict[str, object]:
     limit = limit_of(work, args.scale)
     floors = [floor(work, args.data, out, limit)]
     rows: dict[str, list[cgroup.Outcome]] = {}
-    peers = [peer for peer in args.peers if work != "filter" and not args.budget]
+    peers = [peer for peer in args.peers if work not in ALONE and not args.budget]
     for name in ["outsize"] * args.repeat + peers:
         rows.setdefault(name, []).append(one(name, work, args.data, out, args.seconds, args.budget, args.scale))
         print(show(work, name, rows[name][-1]), flush=True)
@@ -147,6 +150,8 @@ def main() -> int:
         pass
     stems = tuple({stem for work in args.works for stem in NEEDS.get(work, ("tall",))})
     inputs.make(args.data, args.scale, stems)
+    if "unique" in args.works:
+        inputs.make_whole(args.data, args.scale)
     if "blosc2" in args.peers:
         inputs.make_blosc2(args.data, tuple(stem for stem in stems if stem != "image"))
     subprocess.run(

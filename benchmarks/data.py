@@ -7,15 +7,24 @@ from pathlib import Path
 
 import numpy as np
 
-SHAPES = {
+SHAPES: dict[str, tuple[int, ...]] = {
     "tall": (3_075_200, 512),
     "a": (16_384, 16_384),
     "b": (16_384, 16_384),
     "image": (1, 256, 1024, 1021),
 }
 """File stem -> shape."""
+WHOLE = 536_870_912
+"""Whole numbers: 2 GiB."""
 COSINE_ROWS = 32_768
 """Rows that are compared with the first 4,096: a result of 512 MiB."""
+SORTED_ROWS = 1_048_576
+"""Rows whose elements are sorted: 2 GiB."""
+
+
+def part(rows: int, there: int) -> int:
+    """That many of the whole file's rows, or as small a part of them as `there` rows are of all."""
+    return rows * there // SHAPES["tall"][0]
 
 
 def make(folder: Path, scale: int = 1, stems: tuple[str, ...] = tuple(SHAPES)) -> None:
@@ -34,6 +43,20 @@ def make(folder: Path, scale: int = 1, stems: tuple[str, ...] = tuple(SHAPES)) -
             piece[:] = rng.random(piece.size, dtype="float32") + np.float32(0.5)
         out.base.flush()
         path.with_suffix(".part").rename(path)
+
+
+def make_whole(folder: Path, scale: int = 1) -> None:
+    """Whole numbers below 2**28, most of which come several times."""
+    path = folder / "whole.npy"
+    if path.exists():
+        return
+    rng = np.random.default_rng(8)
+    out = np.lib.format.open_memmap(path.with_suffix(".part"), "w+", "int32", (WHOLE // scale,))
+    for start in range(0, out.size, 1 << 24):
+        piece = out[start : start + (1 << 24)]
+        piece[:] = rng.integers(0, (1 << 28) // scale, piece.size, dtype="int32")
+    out.flush()
+    path.with_suffix(".part").rename(path)
 
 
 def make_blosc2(folder: Path, stems: tuple[str, ...] = ("tall", "a", "b")) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from data import COSINE_ROWS
+from data import COSINE_ROWS, SHAPES, SORTED_ROWS
 from filters import gauss5
 
 _BLOCK = 8 << 20
@@ -88,6 +88,13 @@ def cosine() -> float:
     return time.perf_counter() - begin
 
 
+PASSES = {
+    "sort": ("tall", 2, 2), "median": ("tall", 2, 0), "unique": ("whole", 2, 2), "rfft": ("tall", 2, 2), "rsvd": ("tall", 6, 0),
+    "qr": ("tall", 2, 1),
+}  # fmt: skip
+"""Work -> file, how many times it is read, how many times as much is written: past memory, by the two passes of a sort."""
+
+
 def main(work: str, data: str, out: str, limit: int = 0) -> float:
     """Seconds below which a work cannot go (for the filter: in RAM, plus read and write); a limit in MiB says what of a file
     that is read twice may stay in memory."""
@@ -106,6 +113,13 @@ def main(work: str, data: str, out: str, limit: int = 0) -> float:
         return 2 * read(tall) + write(f"{out}/floor", size)
     if work == "transpose":
         return read(tall) + write(f"{out}/floor", size)
+    if work in PASSES:
+        stem, rounds, written = PASSES[work]
+        size = os.path.getsize(f"{data}/{stem}.npy")
+        if stem == "tall" and work in ("sort", "median", "rfft"):  # of a part of the rows
+            size = size * SORTED_ROWS // SHAPES["tall"][0]
+        share = size / os.path.getsize(f"{data}/{stem}.npy")
+        return rounds * share * read(f"{data}/{stem}.npy") + written * write(f"{out}/floor", size)
     if work == "matmul":
         return blas()
     image = f"{data}/image.npy"

@@ -6,7 +6,7 @@ import sys
 import time
 
 import numpy as np
-from data import COSINE_ROWS
+from data import COSINE_ROWS, SORTED_ROWS, part
 from filters import gauss5
 
 import outsize
@@ -39,6 +39,21 @@ def main(work: str, data: str, out: str) -> None:
     elif work == "three":
         x = outsize.open(f"{data}/tall.npy")
         outsize.save({f"{out}/m.npy": x.mean(axis=0), f"{out}/r.npy": x.max(axis=1), f"{out}/q.npy": xp.sqrt(x)})
+    elif work == "sort":
+        _save(xp.sort(_sorted(data)), f"{out}/s.npy")
+    elif work == "median":
+        print(xp.median(_sorted(data)).compute())
+    elif work == "unique":
+        _save(xp.unique_values(outsize.open(f"{data}/whole.npy")), f"{out}/u.npy")
+    elif work == "rfft":
+        x = outsize.open(f"{data}/tall.npy")
+        _save(xp.fft.rfft(x[: part(SORTED_ROWS, len(x))], axis=0), f"{out}/f.npy")
+    elif work == "rsvd":
+        u, s, v = xp.linalg.svd_lowrank(outsize.open(f"{data}/tall.npy"), 20)
+        outsize.save({f"{out}/u.npy": u, f"{out}/s.npy": s, f"{out}/v.npy": v})
+    elif work == "qr":
+        q, r = xp.linalg.qr(outsize.open(f"{data}/tall.npy"))
+        outsize.save({f"{out}/q.npy": q, f"{out}/r.npy": r})
     elif work == "matmul":
         _save(outsize.open(f"{data}/a.npy") @ outsize.open(f"{data}/b.npy"), f"{out}/c.npy")
     elif work == "transpose":
@@ -46,6 +61,11 @@ def main(work: str, data: str, out: str) -> None:
     elif work == "filter":
         x = outsize.open(f"{data}/image.npy")
         _save(xp.map_overlap(gauss5, x, depth=(0, 0, 2, 2), boundary="reflect", memory=3), f"{out}/f.npy")
+
+
+def _sorted(data: str) -> outsize.array.Array:
+    x = outsize.open(f"{data}/tall.npy")
+    return x[: part(SORTED_ROWS, len(x))].reshape(-1)
 
 
 def _save(array: outsize.array.Array, path: str) -> None:

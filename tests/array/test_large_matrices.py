@@ -90,6 +90,45 @@ def test_a_tall_matrix_is_factored_by_blocks_of_its_rows(tune, dtype):
         assert int(found[2]) == want[2] == 8
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_a_tall_matrix_is_factored_in_a_budget_of_a_part_of_it(tune, dtype):
+    tune(made_now=1 << 10)
+    x = RNG.normal(size=(40000, 10)).astype(dtype)
+    eps = np.finfo(dtype).eps
+    for given in (x, x * np.where(np.arange(10) == 3, 1e-9, 1).astype(dtype), x[:, [0, 1, 2, 3, 0, 5, 6, 7, 8, 9]]):
+        with outsize.budget(host=x.nbytes // 2):
+            q, r = xp.linalg.qr(outsize.open(given))
+            assert q.plan().peak() <= x.nbytes // 2
+            assert xp.linalg.svd_lowrank(outsize.open(given), 3).U.plan().peak() <= x.nbytes // 2
+        q, r = q.compute(), r.compute()
+        assert q.dtype == dtype and residual(q @ r, given) < 20 * eps
+        assert np.abs(q.T @ q - np.eye(10)).max() < 20 * eps  # also where two columns are equal
+
+
+def test_factors_are_the_same_without_the_routines_of_lapack(small_budget, monkeypatch):
+    from outsize.array.api import large_matrices as large
+
+    right, positive = RNG.normal(size=(N, 3)), A @ A.T + N * np.eye(N)
+    with_them = [xp.linalg.solve(outsize.open(A), outsize.open(right)).compute("64MiB"),
+                 xp.linalg.cholesky(outsize.open(positive)).compute("64MiB")]  # fmt: skip
+    monkeypatch.setattr(large, "factor_columns", lambda columns: None)
+    monkeypatch.setattr(large, "solve_triangle", lambda *args, **options: False)
+    np.testing.assert_allclose(
+        xp.linalg.solve(outsize.open(A), outsize.open(right)).compute("64MiB"), with_them[0], rtol=1e-9
+    )
+    np.testing.assert_allclose(xp.linalg.cholesky(outsize.open(positive)).compute("64MiB"), with_them[1], atol=1e-12)
+
+
+def test_a_narrow_product_has_one_thread_of_blas():
+    x = outsize.open(np.zeros((1 << 16, 256), "f4"))
+    for right, cores in (
+        (np.zeros((256, 20), "f4"), "BLAS on 1 cores"),
+        (np.zeros((256, 2000), "f4"), f"{os.cpu_count()} cores"),
+    ):
+        (step,) = (x @ outsize.open(right)).plan(budget="64MiB").steps
+        assert any(cores in note for note in step.notes) or os.cpu_count() == 1
+
+
 def test_the_first_singular_values_are_found_by_projection_within_the_stated_error(tune):
     tune(tall_matrix=1 << 14)
     low = RNG.normal(size=(2000, 6)) @ RNG.normal(size=(6, 50)) + 1e-6 * RNG.normal(size=(2000, 50))
@@ -112,6 +151,9 @@ for a in (np.linalg.cholesky(warm), np.linalg.inv(warm), warm @ warm): pass
 (outsize.open(warm) @ warm).compute()
 np.save(sys.argv[1] + ".warm.npy", warm)
 (outsize.open(sys.argv[1] + ".warm.npy") @ warm).save(sys.argv[1] + ".product.npy", budget="4MiB")  # planned and streamed
+some = outsize.open(np.eye(800) * 3)
+with outsize.budget(host="2MiB"):  # BLAS keeps what its triangles take
+    xp.linalg.cholesky(some)
 x, budget = outsize.open(sys.argv[1]), int(sys.argv[2])
 before = high()
 with outsize.budget(host=budget):

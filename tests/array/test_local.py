@@ -130,3 +130,17 @@ def test_equal_reductions_that_were_written_twice_are_made_once(tall: Path) -> N
     once = x - x.mean(axis=0)
     once = once / once.std(axis=0) + x.mean(axis=0)
     assert [step.name for step in twice.plan("4MiB").steps] == [step.name for step in once.plan("4MiB").steps]
+
+
+def test_rows_of_a_slice_are_as_wide_as_rows_of_the_whole_file(tune):
+    from outsize.array.graph.local import Rows, cut_rows, make_local, unify
+    from outsize.array.graph.node import walk
+
+    x = outsize.open(np.ones((4096, 16), "f4"))
+
+    def widths(v):
+        unit = v / xp.sqrt((v * v).sum(axis=1, keepdims=True))
+        graph = cut_rows(make_local(unify((unit @ unit.T).node), 1 << 20))
+        return {node.width for node in walk(graph) if isinstance(node, Rows)}
+
+    assert widths(x[:8]) == widths(x) == {64}

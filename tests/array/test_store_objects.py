@@ -86,3 +86,16 @@ def test_a_fresh_process_holds_the_budget_and_not_the_array(tmp_path: Path, whic
     done = subprocess.run([sys.executable, "-c", WHOLE, *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout) <= budget + 12 < mib, "the array was loaded whole"
+
+
+def test_what_a_library_decodes_as_a_whole_is_decoded_once_for_a_product_and_a_sum():
+    from outsize.array.api.lazy import Array
+    from outsize.array.graph.build import source
+    from outsize.array.store.formats.pieces import ObjectStore
+
+    x = Array(source(ObjectStore(np.ones((400_000, 4), "f4"), (100_000, 4), 5.0, "groups")))
+    assert (x.T @ x).plan(budget="64MiB").read == x.nbytes
+    wide = Array(source(ObjectStore(np.ones((4096, 4096), "f4"), (1024, 1024), 5.0, "chunks")))
+    (step,) = wide.sum().plan(budget="256MiB").steps
+    assert step.read == wide.nbytes
+    assert any("workers" in part.name and not part.name.startswith("1 ") for part in step.parts)

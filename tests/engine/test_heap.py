@@ -48,3 +48,29 @@ def test_blocks_that_a_thread_frees_are_given_back_inside_and_kept_outside() -> 
     lean, usual, nested, for_good = map(int, done.stdout.split())
     assert usual >= 15, "otherwise there was nothing to cure"
     assert max(lean, nested, for_good) <= 4
+
+
+CHURN = """
+import contextlib, resource, threading, numpy as np
+from outsize.engine import heap
+
+def faults(keeping):
+    def take():
+        for _ in range(20):
+            np.ones(2 << 20, np.uint8)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    with heap.lean_heap(), keeping:
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(faults(contextlib.nullcontext()), faults(heap.keeping_blocks(4 << 20)))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the heap of another C library is left alone")
+def test_blocks_that_a_call_wants_again_and_again_are_fresh_only_once() -> None:
+    done = subprocess.run([sys.executable, "-c", CHURN], capture_output=True, text=True, check=True)
+    fresh, kept = map(int, done.stdout.split())
+    assert kept < fresh / 4

@@ -173,12 +173,14 @@ def _whole(name: str, node: Node, length: int, axis: int, norm: str, element: np
     memory = (made + 2 * widest) / max(1, given)
     return in_lanes(
         node, axis, function, name=f"{name} {length} {norm}", length=kept, dtype=element, memory=memory,
-        beside=_workspace(length),
+        beside=_workspace(length), into=True,
     )  # fmt: skip
 
 
-def _transformed(block: Block, axis: int, name: str, length: int, norm: str, element: np.dtype[Any]) -> Block:
-    found: Block = getattr(np.fft, name)(block, length, axis, norm).astype(element, copy=False)
+def _transformed(
+    block: Block, axis: int, name: str, length: int, norm: str, element: np.dtype[Any], out: Block | None = None
+) -> Block:  # fmt: skip
+    found: Block = getattr(np.fft, name)(block, length, axis, norm, out).astype(element, copy=False)
     return found
 
 

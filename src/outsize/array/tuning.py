@@ -70,6 +70,12 @@ class Tuning:
     panel_seconds: float = 2e-4
     """What a panel costs whatever its size. It keeps panels from becoming slivers when data is in memory."""
 
+    narrow: int = 48
+    """Rows or columns of a tile up to which one thread of BLAS multiplies as fast as a disk reads; several wait for each other
+    most of the time (2 GFLOP/s instead of 74 for 30 x 8,000 x 512 on a busy machine)."""
+    alone: int = 32 << 20
+    """A matrix up to this size is factored by one thread of LAPACK, for the same reason."""
+
     # Tiles
 
     disk_rate: float = 4e9

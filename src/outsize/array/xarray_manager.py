@@ -13,10 +13,12 @@ import numpy as np
 from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
 from outsize.array.api.lazy import Array
+from outsize.array.functions.blockwise import map_blocks
 from outsize.array.functions.elementwise import asarray
 from outsize.array.graph.build import source
-from outsize.array.run.results import compute_node
-from outsize.array.store.formats.pieces import ObjectStore
+from outsize.array.graph.node import Node
+from outsize.array.run.results import compute_node, store_nodes
+from outsize.array.store.formats.pieces import ObjectSink, ObjectStore
 from outsize.core.errors import InputError
 
 
@@ -47,6 +49,9 @@ class OutsizeManager(ChunkManagerEntrypoint[Array]):  # type: ignore[misc]
         """A lazy array over what a backend of xarray's opened; nothing is read."""
         if isinstance(data, Array | np.ndarray):
             return asarray(data)
+        plain = _unwrapped(data)
+        if plain is not None:
+            return plain
         granule = getattr(data, "preferred_chunks", None) or getattr(data, "chunks", None)
         regular = granule if isinstance(granule, tuple) and all(isinstance(n, int) for n in granule) else None
         return Array(source(ObjectStore(data, regular, 5.0)))
@@ -76,11 +81,9 @@ class OutsizeManager(ChunkManagerEntrypoint[Array]):  # type: ignore[misc]
         return func(*args, **wanted)
 
     def store(self, sources: Any, targets: Any, **options: Any) -> Any:
-        """Write arrays into what a backend opened, some mebibytes at a time."""
+        """Write arrays into what a backend opened, all in one walk over what they read."""
         regions = options.get("regions") or [None] * len(sources)
-        for one, target, region in zip(sources, targets, regions, strict=True):
-            _store(one, target, region)
-        return None
+        store_nodes([_into(*each) for each in zip(sources, targets, regions, strict=True)])
 
     def unify_chunks(self, *args: Any, **options: Any) -> tuple[dict[str, Any], list[Any]]:
         """Nothing to unify."""
@@ -100,18 +103,39 @@ class OutsizeManager(ChunkManagerEntrypoint[Array]):  # type: ignore[misc]
         return ours(arr, axis=axis)  # type: ignore[no-any-return]
 
 
-def _store(array: Array, target: Any, region: Any) -> None:
-    """array into target[region], piece by piece."""
-    if not array.ndim:
-        target[region if region is not None else ()] = compute_node(array.node)
-        return
-    starts = [(part.start or 0) if isinstance(part, slice) else 0 for part in region or ()] or [0] * array.ndim
-    low = 0
-    for length in array.chunks[0]:
-        block = compute_node(array[low : low + length].node)
-        spans = zip(starts, block.shape, strict=True)
-        key = tuple(
-            slice(a + (low if axis == 0 else 0), a + (low if axis == 0 else 0) + n) for axis, (a, n) in enumerate(spans)
-        )
-        target[key] = block
-        low += length
+_WRAPPERS = ("ImplicitToExplicitIndexingAdapter", "CopyOnWriteArray", "MemoryCachedArray", "LazilyIndexedArray")
+"""Classes of xarray that give what they wrap as it is, unless they were indexed."""
+
+
+_DECODING = 5.0
+"""What xarray's functions for missing values, scales and offsets allocate, as a multiple of what they read."""
+
+
+def _unwrapped(data: Any) -> Array | None:
+    """The zarr array that xarray has wrapped, read by our own store and decoded by xarray's functions, lazily: chunks then come
+    without zarr's library, and a plan knows them. None where there is none, or it was indexed."""
+    kind = type(data).__name__
+    if kind in _WRAPPERS:
+        taken = getattr(getattr(data, "key", None), "tuple", ())
+        parts = zip(taken, data.array.shape, strict=False)
+        whole = all(part in (slice(None), slice(0, n), slice(0, n, 1)) for part, n in parts)
+        return _unwrapped(data.array) if whole else None
+    if kind == "_ElementwiseFunctionArray":
+        inner = _unwrapped(data.array)
+        return None if inner is None else map_blocks(data.func, inner, dtype=data.dtype, memory=_DECODING)
+    inner = getattr(data, "_array", None)
+    if kind != "ZarrArrayWrapper" or inner is None or type(inner).__module__.partition(".")[0] != "zarr":
+        return None
+    return asarray(inner) if inner.shape == data.shape and inner.dtype.kind in "biufc" else None
+
+
+def _into(array: Any, target: Any, region: Any) -> tuple[Node, ObjectSink]:
+    """What is written, and where."""
+    node = asarray(array).node
+    first = tuple((part.start or 0) if isinstance(part, slice) else 0 for part in region or ()) or (0,) * node.ndim
+    chunks = getattr(getattr(target, "_array", None), "chunks", None)  # zarr's are files of their own
+    grains = chunks if isinstance(chunks, tuple) and len(chunks) == node.ndim else None
+    if grains is not None and any(low % grain for low, grain in zip(first, grains, strict=True)):
+        grains = None
+    granule = grains and tuple(min(grain, max(1, n)) for grain, n in zip(grains, node.shape, strict=True))
+    return node, ObjectSink(target, node.shape, node.dtype, first, granule)

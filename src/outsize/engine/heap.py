@@ -52,6 +52,22 @@ def lean_heap() -> Iterator[None]:
         _count(-1)
 
 
+@contextlib.contextmanager
+def keeping_blocks(size: int) -> Iterator[None]:
+    """Inside the `with` block freed blocks up to this size stay for the next call that wants as much: fresh pages for every call
+    cost more than a transform. For blocks that a plan counts, inside `lean_heap`."""
+    if size <= _LEAN[_MMAP]:
+        yield
+        return
+    _set(dict.fromkeys(_LEAN, min(size, _USUAL[_MMAP])))
+    try:
+        yield
+    finally:
+        with _lock:
+            _set(_LEAN if _users else _USUAL)
+        trim_heap()
+
+
 def keep_heap_lean() -> None:
     """Give freed memory back from now on. torch's aligned blocks leave holes that are a little too small for the next
     block of their size. Without this a step would hold as many bytes in holes as the model has."""

@@ -33,14 +33,14 @@ def turn_along(node: Node, axis: int, always: bool = False) -> tuple[Node, int, 
 
 def in_lanes(
     node: Node, axis: int, function: Callable[..., Block], *, name: str, length: int, dtype: Any, memory: float,
-    beside: int = 0, packing: Packing = NOTHING,
+    beside: int = 0, packing: Packing = NOTHING, into: bool = False,
 ) -> Node:  # fmt: skip
-    """function(block, axis=...) of whole lanes, each `length` long afterwards; `memory`, `beside` and `packing` as of a
-    `Lane`."""
+    """function(block, axis=...) of whole lanes, each `length` long afterwards; `memory`, `beside`, `packing` and
+    `into` as of a `Lane`."""
     node, along, back = turn_along(node, axis)
     lane = Lane(
         shape=(*node.shape[:along], length, *node.shape[along + 1 :]), dtype=np.dtype(dtype), inputs=(node,),
         function=functools.partial(function, axis=along), name=name, axis=along, memory=memory, beside=beside,
-        packing=packing,
+        packing=packing, into=into,
     )  # fmt: skip
     return make.permute(lane, back) if back is not None else lane

@@ -20,19 +20,23 @@ import numpy as np
 
 from outsize.array.api.lazy import Array
 from outsize.array.graph import build as make
+from outsize.array.kernels.blas import factor_columns, multiply_add, solve_triangle
+from outsize.array.kernels.copies import copy_block
 from outsize.array.plan.prepare import resolve_budget
 from outsize.array.run.now import remove, scratch_file
-from outsize.array.run.results import compute_node, save_node
-from outsize.array.store.base import Block, Store
+from outsize.array.run.results import compute_node
+from outsize.array.store.base import Block, Store, whole
+from outsize.array.store.formats.npy import describe
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.memory import HOST, Allowance, Budget
 from outsize.core.units import format_bytes
+from outsize.engine.heap import lean_heap
 from outsize.engine.pool import make_buffer
 
 _NARROW = 16
 """Columns that are factored one by one."""
 _CORNER = 128
-"""Rows of a triangle that are inverted at once."""
+"""Rows of a triangle that are inverted at once, where BLAS does not show how to solve it."""
 _LEAST = 256 << 10
 """A budget that the passes can work with beside a panel."""
 _SHARE = 0.6
@@ -101,7 +105,10 @@ class Room:
     def keep(self, block: Block) -> Array:
         """An array in memory, written to a scratch file that goes with it."""
         name = scratch_file(self.rest.scratch)
-        node = make.source(save_node(make.constant(block), name, self.rest, None, resume=False))
+        sink, region = describe(name, block.shape, block.dtype), whole(block.shape)
+        sink.create()
+        sink.write(region, block, make_buffer(sink.extent(region)))
+        node = make.source(sink.commit())
         weakref.finalize(node, remove, name)
         return Array(node)
 
@@ -115,27 +122,45 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
 # triangles in memory
 
 
-def solve_lower(triangle: Block, right: Block) -> None:
-    """right becomes triangle^-1 right; corners are inverted, the rest is multiplied."""
+def solve_lower(triangle: Block, right: Block, unit: bool = False) -> None:
+    """right becomes triangle^-1 right; without `trsm` corners are inverted and the rest is multiplied."""
+    if solve_triangle(triangle, right, lower=True, unit=unit):
+        return
     for low in range(0, triangle.shape[0], _CORNER):
         high = min(low + _CORNER, triangle.shape[0])
         if low:
             right[low:high] -= triangle[low:high, :low] @ right[:low]
-        right[low:high] = np.linalg.inv(triangle[low:high, low:high]) @ right[low:high]
+        corner = np.tril(triangle[low:high, low:high], -1 if unit else 0)
+        right[low:high] = (
+            np.linalg.inv(corner + np.eye(high - low, dtype=corner.dtype) if unit else corner) @ right[low:high]
+        )
 
 
 def solve_upper(triangle: Block, right: Block) -> None:
     """right becomes triangle^-1 right."""
+    if solve_triangle(triangle, right, lower=False):
+        return
     for high in range(triangle.shape[0], 0, -_CORNER):
         low = max(0, high - _CORNER)
         if high < triangle.shape[0]:
             right[low:high] -= triangle[low:high, high:] @ right[high:]
-        right[low:high] = np.linalg.inv(triangle[low:high, low:high]) @ right[low:high]
+        right[low:high] = np.linalg.inv(np.triu(triangle[low:high, low:high])) @ right[low:high]
+
+
+def _solve_rows(corner: Block, rows: Block, step: int) -> None:
+    """rows become rows (corner^H)^-1, a few at a time."""
+    if corner.dtype.kind != "c" and solve_triangle(corner, rows, lower=True, turned=True):
+        return
+    for start in range(0, len(rows), step):
+        turned = np.ascontiguousarray(rows[start : start + step].conj().T)
+        solve_lower(corner, turned)
+        rows[start : start + step] = turned.conj().T
 
 
 # Cholesky
 
 
+@lean_heap()
 def cholesky_panels(x: Array) -> Panels:
     """The lower factor of a positive definite matrix; only its lower half is read. Panel J begins at its own diagonal."""
     n, room = x.shape[0], Room.current()
@@ -149,7 +174,7 @@ def cholesky_panels(x: Array) -> Panels:
             first = low - number * width
             head = room.read(before[first : first + high - low]).conj().T
             for start, strip in room.strips(before, first):
-                panel[start : start + len(strip)] -= strip @ head
+                multiply_add(strip, head, panel[start : start + len(strip)], room.strip, -1.0)
         try:
             corner = np.linalg.cholesky(panel[: high - low])
         except np.linalg.LinAlgError:
@@ -157,11 +182,7 @@ def cholesky_panels(x: Array) -> Panels:
                 f"cholesky failed between rows {low} and {high}: the matrix is not positive definite"
             ) from None
         panel[: high - low] = corner
-        step = max(1, room.strip // (width * x.dtype.itemsize))
-        for start in range(high - low, n - low, step):
-            turned = np.ascontiguousarray(panel[start : start + step].conj().T)
-            solve_lower(corner, turned)
-            panel[start : start + step] = turned.conj().T
+        _solve_rows(corner, panel[high - low :], max(1, room.strip // (width * x.dtype.itemsize)))
         parts.append(room.keep(panel))
         del panel
     return Panels(width, tuple(parts))
@@ -172,59 +193,58 @@ def cholesky_panels(x: Array) -> Panels:
 
 @dataclass(frozen=True, slots=True)
 class Factored:
-    """P A = L U: rows stay where they were, and each panel says which of them are its pivots."""
+    """P A = L U. A panel holds its columns of U and, from its own diagonal down, of L, whose diagonal is ones. Its rows are in
+    the order that it and the panels before it chose."""
 
     width: int
     """Columns of a panel."""
-    pivots: tuple[Block, ...]
-    """For each panel the rows that were chosen, in order."""
-    below: tuple[Array, ...]
-    """For each panel what it does to the rows that come later; zero in all others."""
-    corners: tuple[Array, ...]
-    """For each panel its own rows of L."""
-    above: tuple[Array, ...]
-    """For each panel its columns of U, down to its own diagonal."""
+    orders: tuple[Block, ...]
+    """For each panel, from its own diagonal down, the order in which it took the rows that were there."""
+    panels: tuple[Array, ...]
+    """The panels."""
 
     @property
     def n(self) -> int:
         """Rows of the matrix."""
-        return self.below[0].shape[0]
+        return self.panels[0].shape[0]
 
 
+@lean_heap()
 def factor(x: Array) -> Factored:
     """The LU factors of a square matrix, with partial pivoting."""
     n, room = x.shape[0], Room.current()
-    width = room.width(n, 3.3, x.dtype.itemsize)
-    found = Factored(width, (), (), (), ())
-    free = np.arange(n)
+    width = room.width(n, 2.3, x.dtype.itemsize)
+    found = Factored(width, (), ())
     for low in range(0, n, width):
         high = min(n, low + width)
         panel = _empty((n, high - low), x.dtype)
         room.read(x[:, low:high], panel)
-        upper = _empty((high, high - low), x.dtype)
-        forward(room, found, panel, upper[:low])
-        left = _empty((len(free), high - low), x.dtype)
-        np.take(panel, free, axis=0, out=left, mode="clip")  # other modes make a copy first
-        order = _factor_panel(left)
-        if not left.diagonal().all():
+        forward(room, found, panel)
+        order = _factor_panel(panel[low:], room.strip)
+        if not panel[low:high].diagonal().all():
             raise InputError(f"the matrix is singular: no pivot is left in columns {low} to {high}")
-        chosen, free = free[order[: high - low]], free[order[high - low :]]
-        upper[low:] = np.triu(left[: high - low])
-        corner = np.tril(left[: high - low], -1) + np.eye(high - low, dtype=x.dtype)
-        panel[...] = 0
-        panel[free] = left[high - low :]
-        del left
-        found = Factored(
-            width, (*found.pivots, chosen), (*found.below, room.keep(panel)), (*found.corners, room.keep(corner)),
-            (*found.above, room.keep(upper)),
-        )  # fmt: skip
-        del panel, upper, corner
-        free = np.sort(free)
+        found = Factored(width, (*found.orders, order), (*found.panels, room.keep(panel)))
+        del panel
     return found
 
 
-def _factor_panel(a: Block) -> Block:
-    """LU with partial pivoting in place (unit lower, upper), by halves of the columns; returns the order of the rows."""
+def _factor_panel(a: Block, strip: int) -> Block:
+    """LU with partial pivoting in place (unit lower, upper); returns the order of the rows."""
+    columns = _empty(a.shape[::-1], a.dtype).T
+    copy_block(columns, a)
+    swaps = factor_columns(columns)
+    if swaps is None:
+        del columns
+        return _factor_halves(a, strip)
+    copy_block(a, columns)
+    order = np.arange(len(a))
+    for place, other in enumerate(swaps.tolist()):
+        order[[place, other]] = order[[other, place]]
+    return order
+
+
+def _factor_halves(a: Block, strip: int) -> Block:
+    """The same by halves of the columns, without LAPACK."""
     rows, columns = a.shape
     order = np.arange(rows)
     if columns <= _NARROW:
@@ -239,60 +259,69 @@ def _factor_panel(a: Block) -> Block:
         return order
     half = columns // 2
     left, right = a[:, :half], a[:, half:]
-    order = _factor_panel(left)
-    right[...] = right[order]
-    solve_lower(np.tril(left[:half], -1) + np.eye(half, dtype=a.dtype), right[:half])
+    order = _factor_halves(left, strip)
+    _reorder(right, order, strip)
+    solve_lower(left[:half], right[:half], unit=True)
     right[half:] -= left[half:] @ right[:half]
-    then = _factor_panel(right[half:])
-    left[half:] = left[half:][then]
+    then = _factor_halves(right[half:], strip)
+    _reorder(left[half:], then, strip)
     order[half:] = order[half:][then]
     return order
 
 
-def forward(room: Room, factored: Factored, right: Block, out: Block) -> None:
-    """L^-1 P right into `out`, a panel's rows at a time; `right` is what is left of the other rows."""
-    for number, rows in enumerate(factored.pivots):
+def _reorder(rows: Block, order: Block, strip: int) -> None:
+    """rows become rows[order], so many bytes at a time."""
+    moved = np.flatnonzero(order != np.arange(len(order)))
+    step = max(1, strip // (rows.itemsize * max(1, len(moved))))
+    for start in range(0, rows.shape[1], step):
+        rows[moved, start : start + step] = rows[order[moved], start : start + step]
+
+
+def forward(room: Room, factored: Factored, right: Block) -> None:
+    """right becomes L^-1 P right, a panel at a time."""
+    for number, (order, panel) in enumerate(zip(factored.orders, factored.panels, strict=True)):
         low = number * factored.width
-        part = right[rows]
-        solve_lower(room.read(factored.corners[number]), part)
-        out[low : low + len(rows)] = part
-        for start, strip in room.strips(factored.below[number]):
-            right[start : start + len(strip)] -= strip @ part
+        high = low + panel.shape[1]
+        _reorder(right[low:], order, room.strip)
+        solve_lower(room.read(panel[low:high]), right[low:high], unit=True)
+        for start, strip in room.strips(panel, high):
+            rows = right[high + start : high + start + len(strip)]
+            multiply_add(strip, right[low:high], rows, room.strip, -1.0)
 
 
 def backward(room: Room, factored: Factored, right: Block) -> None:
     """right becomes U^-1 right."""
-    for number in reversed(range(len(factored.above))):
-        low, panel = number * factored.width, factored.above[number]
-        high = panel.shape[0]
-        solve_upper(room.read(panel[low:]), right[low:high])
+    for number in reversed(range(len(factored.panels))):
+        low, panel = number * factored.width, factored.panels[number]
+        high = low + panel.shape[1]
+        solve_upper(room.read(panel[low:high]), right[low:high])
         for start, strip in room.strips(panel, 0, low):
-            right[start : start + len(strip)] -= strip @ right[low:high]
+            multiply_add(strip, right[low:high], right[start : start + len(strip)], room.strip, -1.0)
 
 
+@lean_heap()
 def solve_columns(factored: Factored, right: Array) -> list[Array]:
     """A^-1 right, as panels of columns."""
     (n, columns), room = right.shape, Room.current()
-    width = min(columns, room.width(n, 4.0, right.dtype.itemsize)) or 1
+    width = min(columns, room.width(n, 2.5, right.dtype.itemsize)) or 1
     parts = []
     for low in range(0, columns, width):
         part = right[:, low : low + width]
-        given, found = _empty(part.shape, right.dtype), _empty(part.shape, right.dtype)
-        room.read(part, given)
-        forward(room, factored, given, found)
+        found = _empty(part.shape, right.dtype)
+        room.read(part, found)
+        forward(room, factored, found)
         backward(room, factored, found)
         parts.append(room.keep(found))
-        del given, found
+        del found
     return parts
 
 
 def log_determinant(factored: Factored) -> tuple[Any, float]:
     """(sign, logarithm of the size) of the determinant."""
-    room, order = Room.current(), np.concatenate(factored.pivots)
-    sign: Any = _parity(order)
-    total = 0.0
-    for number, panel in enumerate(factored.above):
-        diagonal = np.diagonal(room.read(panel[number * factored.width :]))
+    room, sign, total = Room.current(), math.prod(map(_parity, factored.orders)), 0.0
+    for number, panel in enumerate(factored.panels):
+        low = number * factored.width
+        diagonal = np.diagonal(room.read(panel[low : low + panel.shape[1]]))
         sign = sign * np.prod(diagonal / np.abs(diagonal))
         total += float(np.log(np.abs(diagonal)).sum())
     return sign, total

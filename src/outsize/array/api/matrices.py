@@ -46,9 +46,10 @@ def solved_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def each_matrix(
-    name: str, x: Array, function: Callable[[Block], Any], cores: Sequence[tuple[int, ...]], memory: float
-) -> tuple[Array, ...]:
-    """function(matrices) -> one or several results; `cores` are their shapes for one matrix.
+    name: str, x: Array, function: Callable[[Block], Any], cores: Sequence[tuple[int, ...]], memory: float,
+    element: np.dtype[Any] | None = None,
+) -> tuple[Array, ...]:  # fmt: skip
+    """function(matrices) -> one or several results; `cores` are their shapes for one matrix, `element` is their dtype.
 
     A matrix is a lane of its elements, and so are its results, one after another: they are made once, whoever asks.
     """
@@ -57,12 +58,12 @@ def each_matrix(
     node = (
         x.reshape(lanes).node if rows * columns else make.fill((*lanes[:-1], 1), 0, x.dtype)
     )  # memory is counted by input
-    element = solved_in(x.dtype)
+    worked = np.result_type(solved_in(x.dtype), np.float64)  # NumPy widens every matrix that it gives to LAPACK
+    element = element or solved_in(x.dtype)
     sizes = [math.prod(core) for core in cores]
     work = functools.partial(
         _of_matrices, name=name.split()[0], function=function, shape=(rows, columns), sizes=sizes, element=element
     )
-    worked = np.result_type(element, np.float64)  # NumPy widens every matrix that it gives to LAPACK
     wide = worked.itemsize / x.dtype.itemsize
     longer, shorter = max(rows, columns), min(rows, columns)
     grown = (memory + 2 * sum(sizes) / max(1, rows * columns)) * wide
@@ -91,5 +92,5 @@ def _of_matrices(
         raise InputError(f"{name} of one of the matrices failed: {error}") from None
     parts = made if isinstance(made, tuple) else (made,)
     flat = [np.asarray(part).reshape((*lanes, size)) for part, size in zip(parts, sizes, strict=True)]
-    found: Block = np.concatenate(flat, axis=-1).astype(element, copy=False)
+    found: Block = (np.concatenate(flat, axis=-1) if len(flat) > 1 else flat[0]).astype(element, copy=False)
     return found

@@ -92,9 +92,9 @@ def round(x: Any, /, decimals: int = 0) -> Array:
     return apply(rounding(decimals), found)
 
 
-def astype(x: Array, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
+def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
     """Another element type."""
-    return x.astype(dtype, copy=copy, device=device)
+    return asarray(x).astype(dtype, copy=copy, device=device)
 
 
 def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:

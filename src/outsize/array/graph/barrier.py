@@ -165,7 +165,7 @@ class Contract(Barrier):
 class Lane(Barrier):
     """A function of whole lanes along one axis: sort, argsort, quantiles of rows."""
 
-    function: Callable[[Block], Block]
+    function: Callable[..., Block]
     """Takes a block that is whole along the axis and returns one; may change its input."""
     name: str
     """What it is called."""
@@ -179,6 +179,8 @@ class Lane(Barrier):
     """What BLAS takes for one call of it."""
     key: tuple[Any, ...] = ()
     """What the function was made of, where its name does not tell."""
+    into: bool = False
+    """True where the function takes `out`, memory for its result: what it would allocate itself costs fresh pages every time."""
 
     greedy = True
 
@@ -201,6 +203,8 @@ class Lane(Barrier):
         frame.pack(self.packing)
         if frame.dry:
             return phantom(region_shape(region), self.dtype)
+        if self.into and out is not None and out.dtype == self.dtype:
+            return self.function(block, out=out)
         return self.function(block)
 
     def _evaluate_beside(self, region: Region, frame: Memory, out: Block | None) -> Block:

@@ -210,8 +210,11 @@ def _in_rows(node: Node) -> Node:
     axis = _free_axis(node)
     if axis is None:
         return node
-    widest = max(one.nbytes for one, _ in _below(node, tuple(range(node.ndim))))
-    return Rows(shape=node.shape, dtype=node.dtype, inputs=(node,), axis=axis, width=widest // node.shape[axis])
+    cut = [
+        (one, way[axis]) for one, way in _below(node, tuple(range(node.ndim)))
+    ]  # each by its own indices of that axis
+    width = max(one.nbytes // max(1, one.shape[place]) for one, place in cut if place is not None)
+    return Rows(shape=node.shape, dtype=node.dtype, inputs=(node,), axis=axis, width=width)
 
 
 Way = tuple[int | None, ...]

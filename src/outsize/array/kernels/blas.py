@@ -30,6 +30,8 @@ _NAMES = (("scipy_", "64_"), ("", "64_"), ("scipy_", ""), ("", ""))
 
 _GEMM = {"f": ("cblas_sgemm", ctypes.c_float), "d": ("cblas_dgemm", ctypes.c_double)}
 """dtype character -> routine and its scalar type."""
+_TRSM = {"f": ("cblas_strsm", ctypes.c_float), "d": ("cblas_dtrsm", ctypes.c_double)}
+_GETRF = {"f": "sgetrf_", "d": "dgetrf_", "F": "cgetrf_", "D": "zgetrf_"}
 
 STRIP_BYTES = 32 << 20
 """Bytes of a strip where the budget is large: longer ones are no faster."""
@@ -130,18 +132,21 @@ def blas_threads(count: int) -> Iterator[None]:
         setter[0](ctypes.c_int(before))
 
 
-def multiply_add(a: Block, b: Block, c: Block, strip: int = STRIP_BYTES) -> None:
-    """c += a @ b for matrices; c is C-ordered along its rows, a and b lie any way. Neither what BLAS copies of a at once
+def multiply_add(a: Block, b: Block, c: Block, strip: int = STRIP_BYTES, scale: float = 1.0) -> None:
+    """c += scale * a @ b for matrices; c is C-ordered along its rows, a and b lie any way. Neither what BLAS copies of a at once
     nor, where `gemm` is not found, the product that is added passes `strip` bytes, but for a row."""
     size = max(a.itemsize, c.itemsize)
     rows = strip_rows(a.shape[1], size, strip)
     few = min(rows, max(1, strip // max(1, b.shape[1] * size)))
     start = 0
     while start < c.shape[0]:
-        if _gemm(a[start : start + rows], b, c[start : start + rows]):
+        if _gemm(a[start : start + rows], b, c[start : start + rows], scale):
             start += rows
             continue
-        c[start : start + few] += np.matmul(a[start : start + few], b)
+        part = np.matmul(a[start : start + few], b)
+        if scale != 1.0:
+            part *= scale
+        c[start : start + few] += part
         start += few
 
 
@@ -150,7 +155,7 @@ def takes(matrices: Block) -> bool:
     return matrices.dtype.kind not in _SHARE or 0 in matrices.shape or _leading(matrices) is not None
 
 
-def _gemm(a: Block, b: Block, c: Block) -> bool:
+def _gemm(a: Block, b: Block, c: Block, scale: float) -> bool:
     row = _GEMM.get(c.dtype.char)
     found = find_symbol(row[0]) if row else None
     if row is None or found is None or not (a.dtype == b.dtype == c.dtype) or 0 in (*a.shape, *b.shape):
@@ -165,9 +170,54 @@ def _gemm(a: Block, b: Block, c: Block) -> bool:
     )
     function.restype = None
     m, k, n = *a.shape, b.shape[1]
-    function(101, a_lead[0], b_lead[0], m, n, k, 1.0, a.ctypes.data, a_lead[1], b.ctypes.data, b_lead[1], 1.0,
+    function(101, a_lead[0], b_lead[0], m, n, k, scale, a.ctypes.data, a_lead[1], b.ctypes.data, b_lead[1], 1.0,
              c.ctypes.data, c_lead[1])  # fmt: skip
     return True
+
+
+_SIDE, _TRIANGLE, _TURN, _DIAGONAL = (141, 142), (121, 122), (111, 112), (131, 132)
+"""What `trsm` calls left and right, upper and lower, plain and transposed, any diagonal and ones."""
+
+
+def solve_triangle(triangle: Block, right: Block, *, lower: bool, unit: bool = False, turned: bool = False) -> bool:
+    """right becomes triangle^-1 right, or right (triangle^T)^-1 where `turned`, in place; the other half of the triangle is not
+    read. False where BLAS does not show how, or where they do not lie in rows."""
+    row = _TRSM.get(right.dtype.char)
+    found = find_symbol(row[0]) if row else None
+    leads = _leading(triangle), _leading(right)
+    if (
+        row is None
+        or found is None
+        or triangle.dtype != right.dtype
+        or any(one is None or one[0] != 111 for one in leads)
+    ):
+        return False
+    function, integer = found
+    pointer = ctypes.c_void_p
+    function.argtypes = [ctypes.c_int] * 5 + [integer] * 2 + [row[1], pointer, integer, pointer, integer]
+    function.restype = None
+    if right.size:
+        function(101, _SIDE[turned], _TRIANGLE[lower], _TURN[turned], _DIAGONAL[unit], *right.shape, 1.0, triangle.ctypes.data,
+                 leads[0][1], right.ctypes.data, leads[1][1])  # type: ignore[index]  # fmt: skip
+    return True
+
+
+def factor_columns(columns: Block) -> Block | None:
+    """LU with partial pivoting in place of a matrix that lies in columns. The answer is the rows it swapped with 0, 1, 2, ... in
+    turn; None where LAPACK is not shown."""
+    name = _GETRF.get(columns.dtype.char)
+    found = find_symbol(name) if name else None
+    if found is None:
+        return None
+    function, integer = found
+    (rows, width), kind = columns.shape, np.int64 if integer is ctypes.c_int64 else np.int32
+    pivots = np.zeros(min(rows, width), kind)
+    sizes = [integer(rows), integer(width), integer(max(1, columns.strides[1] // columns.itemsize)), integer(0)]
+    pointer = ctypes.c_void_p
+    function.argtypes, function.restype = [pointer] * 6, None
+    function(ctypes.byref(sizes[0]), ctypes.byref(sizes[1]), columns.ctypes.data, ctypes.byref(sizes[2]), pivots.ctypes.data,
+             ctypes.byref(sizes[3]))  # fmt: skip
+    return pivots - 1
 
 
 def _leading(matrix: Block) -> tuple[int, int] | None:

@@ -149,6 +149,8 @@ class Sizable(abc.ABC):
     """The reading of an effort after the first must cost so many times less than the first's to be taken."""
     locks = (False, False)
     """Whether workers' buffers and slots are page-locked, for a device to copy by itself."""
+    churn = 0
+    """Bytes that its calls allocate and free again and again; the plan counts them for every worker."""
 
     def __init__(
         self, outputs: tuple[tuple[Node, Sink], ...], bindings: Mapping[Node, Store], tuning: Tuning
@@ -189,7 +191,7 @@ class Sizable(abc.ABC):
 
     def settle(self, grid: Grid, chunk: Box, workers: int, slots: int, slot: int, room: Room, **more: Any) -> Sized:
         """The sizes that tiles and chunks lead to: one chunk of each kind is measured."""
-        threads = max(1, cores() // workers)
+        threads = more.pop("threads", max(1, cores() // workers))
         frame = self.probe_all(grid, chunk)
         return Sized(
             work=self, grid=grid, chunk=chunk, workers=workers, slots=slots, worker_bytes=round_to_pages(frame.peak),
@@ -200,6 +202,13 @@ class Sizable(abc.ABC):
     def holds(self, frame: Frame, buffer: int, there: int) -> bool:
         """True where a chunk that was measured fits a worker's buffer, and its place on a device."""
         return frame.peak + frame.outside + frame.packing.total(1, 1) <= buffer and frame.device <= there
+
+    def buffer(self, least: int, effort: Effort, room: Room) -> int:
+        """Bytes of a worker's buffer whose smallest piece needs `least`. Where that is much, it is a chunk that is decoded whole,
+        and what it takes to keep all of it is no more."""
+        if least <= effort.chunk:
+            return effort.chunk
+        return max(least, min(2 * least, room.host // (2 * effort.workers)))
 
     @abc.abstractmethod
     def measure(self, region: Region, frame: Frame) -> None:

@@ -37,6 +37,7 @@ class MapPass(Pass):
     def __init__(self, node: Node, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning) -> None:
         super().__init__(((node, sink),), bindings, tuning)
         self.node, self.sink = node, sink
+        self.churn = node.beside if isinstance(node, Lane) else 0
         self._known_seconds: dict[Box, float] = {}
         self._slots: dict[Box, int] = {}
 
@@ -69,7 +70,7 @@ class MapPass(Pass):
         if self._light(whole, room.host, there):
             return self._settle(whole, whole, 1, 1, room)
         one = self.probe_box(shape, least)
-        buffer = max(effort.chunk, one.peak + one.outside + one.packing.total(1, 1))
+        buffer = self.buffer(one.peak + one.outside + one.packing.total(1, 1), effort, room)
         if self.node.greedy:  # lanes across a file's rows are read many at a time, or the file is read many times
             buffer = max(buffer, room.host // (2 * effort.workers))
         slots, tile = 0, None
@@ -159,7 +160,10 @@ class MapPass(Pass):
         pieces = sum(n * len(Grid(region_shape(r), chunk)) for r, n in kinds)
         regions = [region for region, _ in kinds] or [tuple((0, 0) for _ in tile)]
         slot = max(self.sink.room(region) + self.sink.extent(region) for region in regions)
-        return self.settle(grid, chunk, max(1, min(workers, pieces)), slots, slot, room)
+        node, more = self.node, {}
+        if isinstance(node, Lane) and node.inputs[0].shape[node.axis] * node.dtype.itemsize <= self.tuning.alone:
+            more["threads"] = 1
+        return self.settle(grid, chunk, max(1, min(workers, pieces)), slots, slot, room, **more)
 
     def volume(self) -> int:
         return self.node.nbytes

@@ -280,7 +280,7 @@ class ContractPass(Pass):
         m, n, k = self.domain
         if held(self.domain, False) <= min(room, self.tuning.whole_product):
             return self.domain, False
-        panels = [step for step in (16, 64, 256, 1024, 2048, 4096, 8192) if step < k] + [k]
+        panels = [*sorted({n for n in (16, 64, 256, 1024, 2048, 4096, 8192, *self._pieces(k)) if n < k}), k]
         found = [(math.inf, 0, smallest, False)]
         hidden = self.tuning.hidden_transfer
         for rows, columns, stays in itertools.product(_cuts(m, least[0]), _cuts(n, least[1]), (False, True)):
@@ -301,9 +301,24 @@ class ContractPass(Pass):
         good = best * self.tuning.as_good
         return min((size, box, stays) for cost, size, box, stays in found if cost <= good)[1:]
 
+    def _pieces(self, length: int) -> set[int]:
+        """Indices of the summed axis that some source is read in as a whole, where they are more than any panel: row groups of a
+        table, which shorter panels would decode again and again."""
+        nodes = nodes_below(self.node.inputs, self.bindings.__contains__)
+        stores = [self.bindings.get(node) or getattr(node, "store", None) for node in nodes]
+        axes = [
+            (n, grain)
+            for store in stores
+            if store is not None
+            for n, grain in zip(store.shape, store.granule, strict=True)
+        ]
+        return {grain for n, grain in axes if n == length and grain > 8192}
+
     def _settle(self, workers: int, box: Box, stays: bool, strip: int, threads: int, room: Room) -> SizedProduct:
-        split_at = len(self.node.shape)
+        split_at, middle = len(self.node.shape), self.batch + self.m
         grid, panel = Grid(self.node.shape, box[:split_at]), box[split_at:]
+        if min(math.prod(box[self.batch : middle]), math.prod(box[middle:split_at])) <= self.tuning.narrow:
+            threads = 1
         frame = self.frame()
         for region, _ in self.kinds(grid, panel):
             seen = self._panel(region, stays, strip)

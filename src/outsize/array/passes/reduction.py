@@ -147,7 +147,7 @@ class ReducePass(Pass):
             if self.holds(frame, room.host - self._state_bytes(whole), there):
                 return self._settle(whole, whole, 1, 1, room)
         one = self.probe_box(domain, page)  # where a table is most of it, single elements would spare nothing
-        buffer = max(effort.chunk, one.peak + one.outside)
+        buffer = self.buffer(one.peak + one.outside, effort, room)
         allowed = room.host - effort.workers * buffer
         slots = 1
         tile = whole

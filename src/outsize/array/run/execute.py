@@ -33,7 +33,7 @@ from outsize.array.store.base import Sink, Store
 from outsize.core.events import Advanced, Finished, Listener, Started
 from outsize.core.plan import Plan
 from outsize.engine.cluster import Cluster, current_cluster
-from outsize.engine.heap import lean_heap, trim_heap
+from outsize.engine.heap import keeping_blocks, lean_heap, trim_heap
 from outsize.engine.pool import MemoryPool
 from outsize.engine.threads import run_work
 
@@ -140,7 +140,7 @@ class _Run:
         beside = sized.shared_bytes + sized.packed
         self.pool.count(beside)
         try:
-            with work.opened(sized) as opened, blas_threads(sized.threads):
+            with work.opened(sized) as opened, blas_threads(sized.threads), keeping_blocks(work.churn):
                 tiles = (tile for tile in enumerate(work.tiles(sized)) if tile[0] not in done)
                 run_work(work, sized, replace(job, opened=opened), tiles, self.pool, note)
         finally:

@@ -202,8 +202,9 @@ def _is_journaled(node: Node) -> bool:
 
 
 def _save(prepared: Prepared, listener: Listener | None, resume: bool) -> Store:
-    sink, digest, journal = prepared.sink, digest_of(prepared.node, prepared.plan), None
-    if _is_journaled(prepared.node):
+    sink, digest, journal = prepared.sink, "", None
+    if _is_journaled(prepared.node):  # a digest of arrays in memory reads all of them
+        digest = digest_of(prepared.node, prepared.plan)
         journal = Journal(sink.partial + JOURNAL, prepared.schedule.tuning)
         resume = resume and journal.is_of(digest)  # without its journal nobody knows what an unfinished output is of
         if not resume:
@@ -288,6 +289,15 @@ def save_nodes(
             held.enter_context(hold(target))
         prepared = prepare_all(_described(wanted), budget, device, tf32=tf32, name=_saving_all(wanted))
         return run_prepared(prepared, lambda work: _save_all(work, listener))
+
+
+def store_nodes(wanted: Sequence[tuple[Node, Sink]], listener: Listener | None = None) -> None:
+    """Write several nodes into what exists already, in one walk over what they read."""
+    for node, _ in wanted:
+        refuse_endless(node)
+    with use_cluster(None):  # an object that another library opened stays in this process
+        prepared = prepare_all(wanted, name=f"store {len(wanted)} arrays")
+        run_prepared(prepared, lambda work: run_schedule(work, listener))
 
 
 def _save_all(prepared: Prepared, listener: Listener | None) -> list[Store]:

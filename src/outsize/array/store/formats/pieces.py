@@ -8,14 +8,16 @@ before the call, so that the process holds no more than the plan says.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from outsize.array.store.base import Block, Buffer, Region, Store, give_back, region_shape, round_up
+from outsize.array.store.base import Block, Buffer, InPlace, Region, Store, give_back, region_shape, round_up
 from outsize.core.errors import StoreError
 
 _CONSTANT = 1 << 17
@@ -87,14 +89,24 @@ class ObjectStore(Store):
         self.granule = granule or tuple(min(n, 1) for n in self.shape)
 
     def extent(self, region: Region) -> int:
+        return self._room(region, self.traffic(region))
+
+    def most(self, region: Region) -> int:
+        """Wherever it lies, a region may touch a granule more along each axis."""
         covered = math.prod(
             min(-(-(b - a + g - 1) // g), -(-n // g)) * g
             for (a, b), g, n in zip(region, (max(1, g) for g in self.granule), self.shape, strict=True)
         )
-        return round_up(self.bytes_of(region)) + round_up(int(self._memory * covered * self.dtype.itemsize) + _CONSTANT)
+        return self._room(region, covered * self.dtype.itemsize)
+
+    def _room(self, region: Region, touched: int) -> int:
+        return round_up(self.bytes_of(region)) + round_up(int(self._memory * touched) + _CONSTANT)
 
     def traffic(self, region: Region) -> int:
-        return self.bytes_of(region)
+        """Whole granules: the library fetches and decodes all of each that is touched."""
+        spans = zip(region, (max(1, g) for g in self.granule), self.shape, strict=True)
+        touched = [(min(n, -(-b // g) * g) - a // g * g) if a < b else 0 for (a, b), g, n in spans]
+        return math.prod(touched) * self.dtype.itemsize
 
     def read(self, region: Region, buffer: Buffer) -> Block:
         size = self.bytes_of(region)
@@ -106,3 +118,31 @@ class ObjectStore(Store):
 
     def fingerprint(self) -> str:
         return f"{self.name} {self.shape} {self.dtype.str} {id(self._source)}"
+
+
+class ObjectSink(InPlace):
+    """An object of another library that takes any region of itself, from `first` on. Several threads write at once where
+    `granule` are the pieces that it writes whole. What it allocates is taken for three times the region."""
+
+    partial = ""
+
+    def __init__(
+        self, target: Any, shape: tuple[int, ...], dtype: np.dtype[Any], first: tuple[int, ...],
+        granule: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
+        self._target, self._first = target, first
+        self.name, self.shape, self.dtype = type(target).__name__, shape, dtype
+        self.granule = granule or tuple(min(n, 1) for n in shape)
+        self._turn: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if granule else threading.Lock()
+
+    def extent(self, region: Region) -> int:
+        return round_up(3 * self.bytes_of(region)) + _CONSTANT
+
+    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
+        give_back(buffer)
+        key = tuple(slice(low + a, low + b) for low, (a, b) in zip(self._first, region, strict=True))
+        with self._turn:
+            self._target[key] = block
+
+    def sync(self) -> None:
+        """What its library does."""
