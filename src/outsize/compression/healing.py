@@ -7,13 +7,14 @@ After the last step they are rounded for good. Structure (factors, fewer blocks)
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from outsize.compression.derived import as_parameters, derive, underive
+from outsize.compression.evaluation import read_batches
+from outsize.compression.judge import build
 from outsize.compression.method import Candidate, Stage, Subject
-from outsize.compression.search import build
 from outsize.compression.weights import get
 from outsize.core.errors import InputError
 from outsize.model.fitting.fit import fit
@@ -30,6 +31,8 @@ class Healing:
     steps: int
     batches: Iterable[Any]
     """The training data: gone through again where the steps are more."""
+    seen: Sequence[Any]
+    """Some of them: what methods are fitted to."""
     optimizer: Callable[[Any], Any] | None
     """parameters -> optimizer; None: AdamW."""
     budget: int | str | None
@@ -50,9 +53,12 @@ def read_healing(steps: int, training: Any, optimizer: Any, budget: Any) -> Heal
         raise InputError(
             "optimizer is a function here, parameters -> optimizer: the smaller model has parameters of its own"
         )
+    if isinstance(training, Iterator):
+        raise InputError(f"training is a {type(training).__name__}, which can be gone through only once: give a list or loader")
+    seen, _ = read_batches(training, what="training")
     if isinstance(training, tuple | dict) or hasattr(training, "shape"):
         training = [training]
-    return Healing(steps=steps, batches=training, optimizer=optimizer, budget=budget)
+    return Healing(steps=steps, batches=training, seen=seen, optimizer=optimizer, budget=budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,4 +147,4 @@ def _cycle(healing: Healing) -> Iterable[Any]:
             if done == healing.steps:
                 return
         if done == began:
-            raise InputError("training has no batches (or is an iterator that ended): give a list or loader")
+            raise InputError("training has no more batches: give a list, or a loader that can be gone through again")

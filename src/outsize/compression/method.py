@@ -68,6 +68,8 @@ class Candidate:
     each other."""
     apply: Callable[[Any], Any]
     """model -> model, by the rules above."""
+    elsewhere: tuple[Candidate, ...] = ()
+    """The same place and level fitted to other batches, one for each part of the data (`judge.py`), on which it is judged."""
 
 
 class Method(Protocol):
@@ -101,6 +103,11 @@ class Method(Protocol):
     @property
     def loads(self) -> str:
         """What a process needs to load the result, beside torch and the model's own code."""
+        ...
+
+    @property
+    def fitted(self) -> bool:
+        """True where its candidates are fitted to the data: they are judged on batches to which they were not."""
         ...
 
     def candidates(self, subject: Subject) -> list[Candidate]:

@@ -1,8 +1,8 @@
-"""Which candidates to take: the set with the lowest loss that reaches the size.
+"""Which candidates to take: the sets that reach the size, of which one is taken (`sets.py`).
 
 Each candidate is measured alone. A path then takes candidates one by one, always the one that raises the loss least for the bytes
 it saves, as if the rises added up. They do not quite, so several paths are walked (`sets.py`), the first set of each that reaches
-the size is built and measured, and the lowest measured loss wins.
+the size is built and measured.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from outsize.compression.evaluation import Measured, evaluate
+from outsize.compression.evaluation import Measured
+from outsize.compression.judge import Judge, build
 from outsize.compression.method import Candidate, Subject
-from outsize.compression.weights import count_bytes, own_parameters, share
+from outsize.compression.weights import count_bytes, own_parameters
 from outsize.core.shrinking import ShrinkCandidate
 
 
@@ -31,24 +31,15 @@ class Trial:
     noun: ShrinkCandidate
 
 
-def build(subject: Subject, chosen: Iterable[Candidate]) -> Any:
-    """A model with these candidates, which shares the tensors that stay as they are."""
-    model = share(subject.model)
-    for candidate in sorted(chosen, key=lambda one: one.stage):
-        model = candidate.apply(model)
-    return model
-
-
-def try_alone(subject: Subject, candidates: Sequence[Candidate], plain: Measured) -> tuple[list[Trial], list[str]]:
+def try_alone(judge: Judge, candidates: Sequence[Candidate], plain: Measured) -> tuple[list[Trial], list[str]]:
     """Each candidate measured alone, and why some cannot be used."""
-    before, trials, failures = count_bytes(subject.model), [], []
+    before, trials, failures = count_bytes(judge.subject.model), [], []
     for candidate in candidates:
         try:
-            model = build(subject, [candidate])
-            after = count_bytes(model)
+            after = count_bytes(build(judge.subject, [candidate]))
             if after >= before:
                 continue
-            found = evaluate(model, subject)
+            found = judge.measure([candidate])
         except Exception as error:  # the model's own code may refuse what was changed: then it is not offered
             failures.append(
                 f"{candidate.method} of {candidate.site} is left out: {type(error).__name__}: {str(error)[:120]}"

@@ -16,10 +16,11 @@ from typing import Any
 from outsize.compression.card import Goal, read_goal, size_for
 from outsize.compression.evaluation import Measured, default_loss, first_call, read_batches, require_loss
 from outsize.compression.healing import Healing, read_healing
-from outsize.compression.method import Candidate, Method, Subject
+from outsize.compression.judge import Judge, build, interleave, make_judge
+from outsize.compression.method import Subject
 from outsize.compression.methods import choose
-from outsize.compression.search import Trial, build, try_alone
-from outsize.compression.sets import BuiltSet, find_nearest, heal_sets, measure_sets
+from outsize.compression.search import Trial, try_alone
+from outsize.compression.sets import BuiltSet, choose_set, find_nearest, heal_sets, measure_sets
 from outsize.compression.shrunk import Shrunk
 from outsize.compression.size import read_size
 from outsize.compression.skipped import close_gaps
@@ -66,13 +67,14 @@ def shrink(
     target = read_size(to, before) if goal is None else None
     plain = require_loss(subject)
     target = size_for(goal, subject, before) if goal is not None else target
-    candidates, unused = _find_candidates(subject, chosen_methods)
-    trials, failures = try_alone(subject, candidates, plain)
+    judge = make_judge(subject, None if healing is None else healing.seen)
+    candidates, unused = judge.find_candidates(chosen_methods)
+    trials, failures = try_alone(judge, candidates, plain)
     plan = Shrinking(
         before=before, target=target or 0, loss=plain.loss, within=within, seconds=plain.seconds, batches=len(subject.batches),
         candidates=tuple(trial.noun for trial in trials), sets=(), chosen=None, notes=(*notes, *unused, *failures),
     )  # fmt: skip
-    search = functools.partial(_search, subject, trials, plain, None if dry_run else healing)
+    search = functools.partial(_search, judge, trials, plain, None if dry_run else healing)
     plan, taken = search(plan) if goal is None else _search_for_card(search, plan, goal, subject)
     if dry_run:
         return plan
@@ -82,17 +84,18 @@ def shrink(
 
 
 def _search(
-    subject: Subject, trials: Sequence[Trial], plain: Measured, healing: Healing | None, plan: Shrinking
+    judge: Judge, trials: Sequence[Trial], plain: Measured, healing: Healing | None, plan: Shrinking
 ) -> tuple[Shrinking, BuiltSet | None]:
     """The plan with the set that is taken, or with the nearest one that could be."""
-    sets = measure_sets(subject, trials, plan.target, plain)
+    sets = measure_sets(judge, trials, plan.target, plain)
     if healing is not None:
-        sets = heal_sets(subject, sets, plan.target, healing, plain)
+        sets = heal_sets(judge.subject, sets, plan.target, healing, plain)
     plan = replace(plan, sets=tuple(one.noun for one in sets))
-    taken = next((one for one in sets if one.noun.bytes <= plan.target and one.noun.best_loss <= plan.allowed), None)
+    ready = [one for one in sets if healing is None or one.model is not None]
+    taken = choose_set(ready, plan.target, plan.allowed)
     if taken is not None:
         return replace(plan, chosen=taken.noun), taken
-    return replace(plan, nearest=find_nearest(subject, trials, plan.target, plan.allowed, plain)), None
+    return replace(plan, nearest=find_nearest(judge, trials, plan.target, plan.allowed, plain)), None
 
 
 def _search_for_card(
@@ -142,18 +145,7 @@ def _read_subject(model: Any, data: Any, loss: Any) -> tuple[Subject, list[str]]
         raise InputError("the model has no parameters: there is nothing to make smaller")
     batches, more = read_batches(data)
     notes = [f"data has more batches: the first {len(batches)} were measured"] if more else []
-    return Subject(model=share(model).eval(), batches=batches, loss=loss or default_loss), notes
-
-
-def _find_candidates(subject: Subject, methods: Sequence[Method]) -> tuple[list[Candidate], list[str]]:
-    """What the methods offer, and which of them find nothing."""
-    offered = {method: method.candidates(subject) for method in methods}
-    unused = [
-        f"{method.name} finds nothing in this model: it needs {method.needs}"
-        for method in methods
-        if not offered[method]
-    ]
-    return [one for found in offered.values() for one in found], unused
+    return Subject(model=share(model).eval(), batches=interleave(batches), loss=loss or default_loss), notes
 
 
 def refusal(plan: Shrinking) -> BudgetError:

@@ -28,6 +28,7 @@ class Precision:
 
     name: str
     exactness = Exactness.APPROXIMATE
+    fitted = False
     costs = "rounding of the weights, and time to decode them"
     needs = "floating-point parameters that are wider"
     loads = "outsize; an exported program (torch.export) needs torch alone"

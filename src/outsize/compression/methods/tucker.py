@@ -28,6 +28,7 @@ class TuckerConvolution:
 
     name = "tucker"
     exactness = Exactness.APPROXIMATE
+    fitted = False
     saves = "weights, and multiplications"
     costs = "what lies outside the kept channels, and two more calls"
     needs = f"convolutions without groups, of at least {LEAST} channels on either side"
