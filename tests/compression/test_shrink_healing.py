@@ -8,7 +8,7 @@ from outsize.compression.weights import count_bytes
 
 
 def test_healing_lowers_the_loss_and_keeps_the_bytes():
-    model, loss, data = small_networks.tokens(60)
+    model, loss, data = small_networks.tokens(25)
     training = [torch.randint(0, small_networks.VOCABULARY, (8, 8)) for _ in range(10)]
     small = outsize.shrink(
         model, data, loss=loss, to="14%", within=1e6, heal=15, training=training, methods=["int4", "low-rank"],
