@@ -9,6 +9,7 @@ of one batch held without gradients, by the account of torch's allocator, weight
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
@@ -68,8 +69,8 @@ def main() -> None:
         print(f"\n## {name}, seed {seed}: {count_bytes(model):,} bytes, held-out loss {evaluate(model, held_out).loss:.4f} "
               f"(trained in {time.perf_counter() - began:.0f} s), peak {peak_of(model, subject):,}, "
               f"file {file_bytes(model, model):,}\n")  # fmt: skip
-        healing = Healing(steps=STEPS, batches=training, seen=training[:SEEN], budget=None,
-                          optimizer=lambda parameters, rate=RATES[name]: torch.optim.AdamW(parameters, rate / 5, weight_decay=0))  # fmt: skip
+        make = functools.partial(torch.optim.AdamW, lr=RATES[name] / 5, weight_decay=0)
+        healing = Healing(steps=STEPS, batches=training, seen=training[:SEEN], budget=None, optimizer=make)
         for one in (None, healing):
             report(subject, held_out, one)
 

@@ -137,7 +137,9 @@ def test_no_data_is_refused():
 def test_two_removals_one_after_another_leave_each_others_numbers_alone():
     torch.manual_seed(0)
     model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True), 2)
-    subject = Subject(model=share(model).eval(), batches=[torch.randn(2, 5, 32)], loss=lambda m, x: m(x).square().mean())
+    subject = Subject(
+        model=share(model).eval(), batches=[torch.randn(2, 5, 32)], loss=lambda m, x: m(x).square().mean()
+    )
     heads = [one for one in Channels().candidates(subject) if "q_proj" in one.site and one.level == "to 30%"]
     assert len(heads) == 2
     small = build(subject, heads)

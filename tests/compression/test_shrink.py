@@ -33,7 +33,6 @@ def test_the_size_is_reached_and_the_loss_is_what_the_plan_says(case, to):
     assert chosen.loss <= small.plan.allowed
 
 
-
 def test_the_users_model_is_as_it_was(case):
     model, loss, data = case
     before = copy.deepcopy(model.state_dict())

@@ -7,6 +7,7 @@ After the last step they are rounded for good. Structure (factors, fewer blocks)
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -15,6 +16,8 @@ from outsize.compression.derived import as_parameters, derive, underive
 from outsize.compression.evaluation import read_batches
 from outsize.compression.judge import build
 from outsize.compression.method import Candidate, Stage, Subject
+from outsize.compression.narrow_state import make_narrow
+from outsize.compression.training_bytes import BITS
 from outsize.compression.weights import get
 from outsize.core.errors import InputError
 from outsize.model.fitting.fit import fit
@@ -54,7 +57,9 @@ def read_healing(steps: int, training: Any, optimizer: Any, budget: Any) -> Heal
             "optimizer is a function here, parameters -> optimizer: the smaller model has parameters of its own"
         )
     if isinstance(training, Iterator):
-        raise InputError(f"training is a {type(training).__name__}, which can be gone through only once: give a list or loader")
+        raise InputError(
+            f"training is a {type(training).__name__}, which can be gone through only once: give a list or loader"
+        )
     seen, _ = read_batches(training, what="training")
     if isinstance(training, tuple | dict) or hasattr(training, "shape"):
         training = [training]
@@ -82,13 +87,16 @@ def heal(subject: Subject, chosen: Sequence[Candidate], healing: Healing) -> Any
     import torch
 
     full = copy.deepcopy(build(subject, [one for one in chosen if one.stage < Stage.PRECISION]))
-    narrow = build(replace(subject, model=full), [one for one in chosen if one.stage == Stage.PRECISION])
-    opened = _open(narrow, full)
+    narrow = build(replace(subject, model=full), [one for one in chosen if one.stage >= Stage.PRECISION])
+    adapted = any(one.stage is Stage.ADAPTERS for one in chosen)  # then only adapters are trained
+    opened = [] if adapted else _open(narrow, full)
     narrow.train()
     trained = [parameter for parameter in narrow.parameters() if parameter.requires_grad]
     if not trained:
         raise InputError("the smaller model has no parameters that can be trained: leave heal out")
-    optimizer = healing.optimizer(trained) if healing.optimizer else torch.optim.AdamW(trained, RATE, weight_decay=0)
+    make = healing.optimizer or functools.partial(torch.optim.AdamW, lr=RATE, weight_decay=0)
+    bits = narrow.__dict__.get(BITS, 0)
+    optimizer = make_narrow(make, trained, bits) if bits else make(trained)
     rates = [group["lr"] for group in optimizer.param_groups]
     batches = _cycle(healing)
     fitted = None
@@ -96,10 +104,17 @@ def heal(subject: Subject, chosen: Sequence[Candidate], healing: Healing) -> Any
         torch.manual_seed(0)
         for step, batch in enumerate(batches):
             if fitted is None:
-                fitted = fit(narrow, subject.loss, optimizer, batch, budget=healing.budget)
+                fitted = fit(
+                    narrow, subject.loss, None if bits else optimizer, batch, budget=healing.budget, own_step=bool(bits)
+                )
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * (1 - step / healing.steps)
-            fitted.step(batch)
+            if bits:
+                fitted.backward(batch)
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                fitted.step(batch)
     if fitted is not None:
         fitted.undo()
     _close(opened)

@@ -33,10 +33,11 @@ class Trial:
 
 def try_alone(judge: Judge, candidates: Sequence[Candidate], plain: Measured) -> tuple[list[Trial], list[str]]:
     """Each candidate measured alone, and why some cannot be used."""
-    before, trials, failures = count_bytes(judge.subject.model), [], []
+    subject = judge.subject
+    before, trials, failures = subject.count(subject.model), [], []
     for candidate in candidates:
         try:
-            after = count_bytes(build(judge.subject, [candidate]))
+            after = subject.count(build(subject, [candidate]))
             if after >= before:
                 continue
             found = judge.measure([candidate])
@@ -71,8 +72,9 @@ class Walk:
     def __init__(self, subject: Subject, trials: Sequence[Trial]) -> None:
         self.trials = trials
         self.taken: tuple[Trial, ...] = ()
+        more = subject.count(subject.model) / max(1, count_bytes(subject.model))  # of training: gradients and state too
         self._sizes = {
-            name: sum(tensor.nbytes for tensor in own_parameters(module))
+            name: more * sum(tensor.nbytes for tensor in own_parameters(module))
             for name, module in subject.model.named_modules()
         }
 
@@ -86,7 +88,7 @@ class Walk:
             part = sum(self._sizes[name] * left.get(name, 1.0) for name in touched)
             saved += trial.saves * part / max(1, whole)
             for name in touched:
-                left[name] = left.get(name, 1.0) * (1 - trial.saves / max(1, whole))
+                left[name] = left.get(name, 1.0) * max(0.0, 1 - trial.saves / max(1, whole))
         return saved
 
     def step(self) -> bool:
@@ -125,7 +127,7 @@ def _exclude(one: Trial, other: Trial) -> bool:
 
 def walk(subject: Subject, trials: Sequence[Trial], target: int) -> list[Candidate]:
     """The first set of the path that is small enough, counted on a built model; or the last set."""
-    path, before = Walk(subject, trials), count_bytes(subject.model)
+    path, before = Walk(subject, trials), subject.count(subject.model)
     needed = float(before - target)
     while True:
         while path.saves(path.taken) < needed:
@@ -134,7 +136,7 @@ def walk(subject: Subject, trials: Sequence[Trial], target: int) -> list[Candida
         last = path.taken
         path.give_back(needed)
         chosen = [one.candidate for one in path.taken]
-        short = count_bytes(build(subject, chosen)) - target
+        short = subject.count(build(subject, chosen)) - target
         if short <= 0:
             return chosen
         path.taken = last

@@ -1,8 +1,9 @@
 """Sets of candidates that reach a size, measured: all methods together, each alone, each stage alone.
 
-The set with the lowest loss is not taken blindly: of eight sets one is lowest by chance. All whose loss is within one standard
-error of the lowest (of the difference between the two, batch by batch) count as equally good, and of those the one of the fewest
-methods is taken. So a mixture is taken where the data show that it is better than a method alone, and not else.
+The set with the lowest loss is not taken blindly: of eight sets one is lowest by chance. Sets are compared one standard error
+above what was measured, so that one which changes the model less is ahead of one that happened to do well. All that are within
+another standard error of the best one count as equally good, and of those the one of the fewest methods is taken. So a
+mixture is taken where the data show that it is better than a method alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from outsize.compression.healing import Healing, heal
 from outsize.compression.judge import Judge, build
 from outsize.compression.method import Candidate, Subject
 from outsize.compression.search import Trial, walk
-from outsize.compression.weights import count_bytes
 from outsize.core.shrinking import ShrinkSet
 
 HEALED = 3
@@ -35,8 +35,6 @@ class BuiltSet:
 
     noun: ShrinkSet
     candidates: tuple[Candidate, ...]
-    measured: Measured
-    """The loss, batch by batch; after healing, where it was healed."""
     model: Any = None
     """The healed model, where it was healed."""
 
@@ -50,7 +48,7 @@ def measure_sets(judge: Judge, trials: Sequence[Trial], target: int, plain: Meas
     for stage in stages:
         groups[f"mixture, {stage.name.lower()}"] = [trial for trial in trials if trial.candidate.stage == stage]
     found: dict[frozenset[Candidate], BuiltSet] = {}
-    if target >= count_bytes(judge.subject.model):
+    if target >= judge.subject.count(judge.subject.model):
         return [measure_set(judge, "as it is", (), plain)]
     for name, group in groups.items():
         chosen = walk(judge.subject, group, target)
@@ -61,7 +59,7 @@ def measure_sets(judge: Judge, trials: Sequence[Trial], target: int, plain: Meas
 
 def measure_set(judge: Judge, name: str, chosen: Sequence[Candidate], plain: Measured) -> BuiltSet:
     """A set, built and measured."""
-    size = count_bytes(build(judge.subject, chosen))
+    size = judge.subject.count(build(judge.subject, chosen))
     try:
         measured = judge.measure(chosen)
     except Exception:  # candidates that work alone and not together: a set that nobody takes
@@ -80,7 +78,7 @@ def measure_set(judge: Judge, name: str, chosen: Sequence[Candidate], plain: Mea
         seconds=measured.seconds,
         doubt=measured.doubt(plain),
     )
-    return BuiltSet(noun=noun, candidates=tuple(chosen), measured=measured)
+    return BuiltSet(noun=noun, candidates=tuple(chosen))
 
 
 def _sorted(sets: Iterable[BuiltSet], target: int) -> list[BuiltSet]:
@@ -93,12 +91,8 @@ def choose_set(sets: Sequence[BuiltSet], target: int, allowed: float) -> BuiltSe
     reach = [one for one in sets if one.noun.bytes <= target and one.noun.best_loss <= allowed]
     if not reach:
         return None
-    best = min(reach, key=lambda one: one.noun.likely_loss)
-    near = [
-        one
-        for one in reach
-        if one.noun.expected_loss - best.noun.expected_loss <= one.measured.doubt(best.measured)
-    ]  # fmt: skip
+    best = min(reach, key=lambda one: one.noun.likely_loss).noun
+    near = [one for one in reach if one.noun.likely_loss <= best.likely_loss + best.doubt]
     return min(near, key=lambda one: (len({part.method for part in one.candidates}), one.noun.likely_loss))
 
 
@@ -116,8 +110,8 @@ def heal_sets(
         found = evaluate(model, subject)
         if not found.loss < one.noun.loss:  # a healing that does harm is not used
             return replace(one, model=build(subject, one.candidates))
-        noun = replace(one.noun, healed=found.loss, doubt=found.doubt(plain), bytes=count_bytes(model))
-        return replace(one, noun=noun, model=model, measured=found)
+        noun = replace(one.noun, healed=found.loss, doubt=found.doubt(plain), bytes=subject.count(model))
+        return replace(one, noun=noun, model=model)
 
     reach = {one.noun.name: one for one in sets if one.noun.bytes <= target and math.isfinite(one.noun.loss)}
     order = list(reach)
@@ -135,7 +129,7 @@ def find_nearest(
     judge: Judge, trials: Sequence[Trial], target: int, allowed: float, plain: Measured
 ) -> ShrinkSet | None:
     """The smallest set within the allowed loss that a search by halves finds; None where there is none."""
-    low, high = target, count_bytes(judge.subject.model)
+    low, high = target, judge.subject.count(judge.subject.model)
     best: ShrinkSet | None = None
     for _ in range(TRIES):
         middle = (low + high) // 2

@@ -25,7 +25,8 @@ from outsize.compression.shrunk import Shrunk
 from outsize.compression.size import read_size
 from outsize.compression.skipped import close_gaps
 from outsize.compression.structure import describe_difference
-from outsize.compression.weights import count_bytes, share
+from outsize.compression.training_bytes import count_step
+from outsize.compression.weights import share
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.shrinking import Shrinking, ShrinkSet
 from outsize.core.units import format_bytes
@@ -47,6 +48,7 @@ def shrink(
     training: Any = None,
     optimizer: Callable[[Any], Any] | None = None,
     budget: int | str | None = None,
+    of: str = "weights",
     dry_run: bool = False,
 ) -> Any:
     """A model of the size `to` whose loss on `data` rises by at most the share `within`, or as little as can be found.
@@ -55,15 +57,24 @@ def shrink(
     `"50%"`, bytes, or `"fits rtx3060"`: a step (of training, where `optimizer` is given) then fits there. `methods` names some
     of the methods; None tries all. `dry_run` gives the plan only.
 
+    `of`: what becomes smaller. `"weights"` are parameters and buffers; `"training"` are weights, gradients and optimizer state
+    of a step with `optimizer` (AdamW), for which methods that keep optimizer state in 8 or 4 bits are tried too.
+
     `heal` trains the smaller model for so many steps on `training`, batches that are not those it is measured on: with
     `optimizer`, a function parameters -> optimizer (AdamW), inside `budget` bytes (`outsize.fit`).
     """
-    chosen_methods = choose(methods)
+    if of not in ("weights", "training"):
+        raise InputError(f"of is {of!r}: 'weights' or 'training' (weights, gradients and optimizer state)")
     subject, notes = _read_subject(model, data, loss)
     if isinstance(within, bool) or not isinstance(within, int | float) or not within >= 0:
         raise InputError(f"within is {within!r}: give the share by which the loss may rise, such as 0.01")
     healing = read_healing(heal, training, optimizer, budget)
-    goal, before = read_goal(to, optimizer), count_bytes(subject.model)
+    goal = read_goal(to, optimizer)
+    trains = of == "training" or (goal is not None and optimizer is not None)
+    chosen_methods = choose(methods, trains)
+    if trains:
+        subject = replace(subject, count=lambda one: count_step(one, optimizer).total)
+    before = subject.count(subject.model)
     target = read_size(to, before) if goal is None else None
     plain = require_loss(subject)
     target = size_for(goal, subject, before) if goal is not None else target
@@ -71,7 +82,8 @@ def shrink(
     candidates, unused = judge.find_candidates(chosen_methods)
     trials, failures = try_alone(judge, candidates, plain)
     plan = Shrinking(
-        before=before, target=target or 0, loss=plain.loss, within=within, seconds=plain.seconds, batches=len(subject.batches),
+        before=before, target=target or 0, of="training" if trains else "weights", loss=plain.loss, within=within,
+        seconds=plain.seconds, batches=len(subject.batches),
         candidates=tuple(trial.noun for trial in trials), sets=(), chosen=None, notes=(*notes, *unused, *failures),
     )  # fmt: skip
     search = functools.partial(_search, judge, trials, plain, None if dry_run else healing)
@@ -80,7 +92,7 @@ def shrink(
         return plan
     if taken is None:
         raise refusal(plan)
-    return _finish(subject, taken, plan, model.training)
+    return _finish(subject, taken, plan, model.training, optimizer)
 
 
 def _search(
@@ -121,7 +133,7 @@ def _search_for_card(
     )  # fmt: skip
 
 
-def _finish(subject: Subject, taken: BuiltSet, plan: Shrinking, training: bool) -> Shrunk:
+def _finish(subject: Subject, taken: BuiltSet, plan: Shrinking, training: bool, make: Any) -> Shrunk:
     """The chosen set as a model of its own."""
     made = build(subject, taken.candidates) if taken.model is None else taken.model
     small = copy.deepcopy(close_gaps(made, subject))
@@ -129,7 +141,7 @@ def _finish(subject: Subject, taken: BuiltSet, plan: Shrinking, training: bool) 
         difference: Any = describe_difference(subject.model, small)
     except InputError as error:  # said when such a file is asked for
         difference = str(error)
-    return Shrunk(model=small.train(training), plan=plan, difference=difference, call=first_call(subject))
+    return Shrunk(model=small.train(training), plan=plan, difference=difference, call=first_call(subject), make=make)
 
 
 def _read_subject(model: Any, data: Any, loss: Any) -> tuple[Subject, list[str]]:

@@ -72,7 +72,9 @@ class Shrinking(Noun):
     """How a model becomes smaller, and what that costs."""
 
     before: int
-    """Bytes of the parameters and buffers as they were."""
+    """Bytes as they were, of what `of` says."""
+    of: str = "weights"
+    """What is counted: `weights` (parameters and buffers) or `training` (those, gradients and optimizer state)."""
     target: int
     """Bytes that were asked for."""
     loss: float

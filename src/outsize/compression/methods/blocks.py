@@ -25,6 +25,7 @@ class DropBlocks:
 
     name = "drop blocks"
     exactness = Exactness.APPROXIMATE
+    trains = True
     fitted = False
     saves = "weights, activations and time of whole blocks"
     costs = "what the block added"

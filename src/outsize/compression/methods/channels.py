@@ -32,6 +32,7 @@ class Channels:
 
     name = "prune"
     exactness = Exactness.APPROXIMATE
+    trains = True
     fitted = True
     saves = "weights, activations, optimizer state and multiplications"
     costs = "what the channels and heads that leave knew"

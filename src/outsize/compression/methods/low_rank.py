@@ -28,6 +28,7 @@ class LowRank:
 
     name = "low-rank"
     exactness = Exactness.APPROXIMATE
+    trains = True
     fitted = True
     saves = "weights, and multiplications"
     costs = "what lies outside the kept directions, and a second call"

@@ -34,6 +34,10 @@ class Precision:
     loads = "outsize; an exported program (torch.export) needs torch alone"
 
     @property
+    def trains(self) -> bool:
+        return self.name == "bf16"  # whole numbers have no gradient
+
+    @property
     def saves(self) -> str:
         return f"weights at {BITS[self.name]} bits"
 

@@ -58,7 +58,9 @@ def remove(model: Any, tensors: Mapping[str, Axes], kept: Kept, fixes: Sequence[
     for fix in fixes:
         module, number = get(model, fix.module) if fix.module else model, (fix.module, fix.attribute, fix.place)
         changes = number in put or any(dim in kept for dim in dims_of(fix.axis))
-        if module is not None and changes:  # other numbers are those of axes that an earlier removal may have made shorter
+        if (
+            module is not None and changes
+        ):  # other numbers are those of axes that an earlier removal may have made shorter
             put_number(module, fix.attribute, fix.place, left_of(fix.axis, counts))
             put.add(number)
     for module in model.modules():
