@@ -42,7 +42,8 @@ class NarrowState:
         ]
         packed = [codes for values in self._packed.values() for codes, _ in values.values()]
         found: int = sum(value.nbytes for value in whole)
-        return found + sum(one.codes.nbytes + one.scales.nbytes for one in packed)
+        found += sum(one.codes.nbytes + one.scales.nbytes for one in packed)
+        return found
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the optimizer's."""

@@ -48,7 +48,7 @@ class ShrinkSet(Noun):
     healed: float | None = None
     """Loss after the healing steps; None where there were none."""
 
-    derived: ClassVar[tuple[str, ...]] = ("best_loss", "expected_loss", "likely_loss")
+    derived: ClassVar[tuple[str, ...]] = ("best_loss", "likely_loss")
 
     @property
     def best_loss(self) -> float:
@@ -56,15 +56,10 @@ class ShrinkSet(Noun):
         return self.loss if self.healed is None else self.healed
 
     @property
-    def expected_loss(self) -> float:
-        """On other data. Without training, a smaller model is not expected to be better: a loss that fell by chance is counted as
-        if it had risen by as much. Of 160 candidates some always fall by chance."""
-        return self.before + abs(self.loss - self.before) if self.healed is None else self.healed
-
-    @property
     def likely_loss(self) -> float:
-        """What sets are compared by: one standard error above the expected one."""
-        return self.expected_loss + self.doubt
+        """What sets are compared by: one standard error above what was measured. So a set that changes the model much and did well
+        by chance is behind one that changes it little."""
+        return self.best_loss + self.doubt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -37,6 +37,7 @@ from outsize.model.tracing.autocast import Autocast
 from outsize.model.tracing.blocks import Blocks
 from outsize.model.tracing.draws import Draws
 from outsize.model.tracing.fake_card import label_for, make_function_mode, pretend
+from outsize.model.tracing.generation import longest_generation
 from outsize.model.tracing.ledger import Held, Ledger
 from outsize.model.tracing.operators import Operator, look_up
 from outsize.model.tracing.result_shapes import Shapes
@@ -142,6 +143,7 @@ class Tracer:
                 stack.enter_context(self.owners.watching())
                 stack.enter_context(following_buffers(self.resized))
                 stack.enter_context(self.compiled.running())
+                stack.enter_context(longest_generation())
                 stack.enter_context(Mode())
                 stack.enter_context(fake_card)
                 yield
