@@ -76,7 +76,10 @@ def test_an_estimate_follows_a_generation_to_its_end_and_names_the_cache(llama, 
     [
         ({}, "give batch="),
         ({"batch": torch.randn(2, 4)}, "give loss"),
-        ({"batch": torch.randn(2, 4), "inference": True, "optimizer": torch.optim.SGD([torch.zeros(1)])}, "no optimizer"),
+        (
+            {"batch": torch.randn(2, 4), "inference": True, "optimizer": torch.optim.SGD([torch.zeros(1)])},
+            "no optimizer",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(given, words):
@@ -87,3 +90,55 @@ def test_a_mistake_is_one_sentence(given, words):
 def test_a_budget_below_one_sample_says_what_one_takes():
     with pytest.raises(BudgetError, match="an output of one sample holds"):
         outsize.batch_size(torch.nn.Linear(64, 64), batch=torch.randn(2, 64), budget="10KiB", inference=True)
+
+
+def test_an_estimate_knows_weights_in_fewer_bits():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(4)])
+    x = torch.randn(8, 128)
+    for bits in (16, 8, 4):
+        small = outsize.compression.adapt(model, rank=2, bits=bits).eval()
+        found = outsize.estimate(answer, small, x, device="cpu", steps=1)
+        assert found.peak_requested.bytes == pytest.approx(measured(small, answer, x), rel=0.01)
+
+
+def answer(model, x):
+    with torch.no_grad():
+        return model(x)
+
+
+def test_an_estimate_knows_the_quantised_weights_of_torchao():
+    quantization = pytest.importorskip("torchao.quantization")
+    from outsize.compression.weights import count_bytes
+
+    torch.manual_seed(0)
+    for config in (quantization.Int8WeightOnlyConfig(), quantization.Float8WeightOnlyConfig()):
+        model = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(4)]).eval()
+        plain = count_bytes(model)
+        quantization.quantize_(model, config)
+        x = torch.randn(8, 128)
+        found = outsize.estimate(answer, model, x, device="cpu", steps=1)
+        weights = next(part.bytes for part in found.parts if part.name == "weights")
+        assert weights == count_bytes(model) < 0.3 * plain
+        peak = measured(model, answer, x)
+        assert peak <= found.peak_requested.bytes <= 1.02 * peak
+
+
+def test_a_quantised_cache_of_transformers_is_followed(llama):
+    pytest.importorskip("optimum.quanto")
+    ids = torch.randint(3, 64, (8, 2))
+    cache = {"backend": "quanto", "nbits": 4, "q_group_size": 16, "residual_length": 4}
+
+    def step(model, ids):
+        with torch.no_grad():
+            model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, cache_implementation="quantized",
+                cache_config=cache,
+            )  # fmt: skip
+
+    found = outsize.estimate(step, llama, ids, device="cpu", steps=1)
+    llama.generation_config.eos_token_id = None
+    peak = measured(llama, step, ids)
+    llama.generation_config.eos_token_id = 2
+    assert peak <= found.peak_requested.bytes <= 1.1 * peak
+    assert any(part.name == "KV cache" for part in found.parts)

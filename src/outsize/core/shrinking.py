@@ -57,8 +57,8 @@ class ShrinkSet(Noun):
 
     @property
     def likely_loss(self) -> float:
-        """What sets are compared by: one standard error above what was measured. So a set that changes the model much and did well
-        by chance is behind one that changes it little."""
+        """What sets are compared by: one standard error above what was measured. So a set that changes the model much and did
+        well by chance is behind one that changes it little."""
         return self.best_loss + self.doubt
 
 

@@ -46,7 +46,9 @@ def batch_size(
     what = "an output" if inference else "a step"
 
     def peak(rows: int) -> int:
-        with in_users_code(f"the model with {rows} samples" if inference else f"loss(model, batch) with {rows} samples"):
+        with in_users_code(
+            f"the model with {rows} samples" if inference else f"loss(model, batch) with {rows} samples"
+        ):
             return needed_for(stage.with_rows(rows).project(Choice(), call=request.call))
 
     least = peak(1)

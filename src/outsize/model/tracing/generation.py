@@ -1,7 +1,7 @@
 """Generation of transformers is followed to its longest.
 
-Whether a sequence ends early is a question to the contents of tokens, which a trace does not have. So none does: tokens come until
-the length that was asked for, and the cache of keys and values grows to its largest. Without this a trace would end after
+Whether a sequence ends early is a question to the contents of tokens, which a trace does not have. So none does: tokens come
+until the length that was asked for, and the cache of keys and values grows to its largest. Without this a trace would end after
 the first token, and promise too little.
 """
 
