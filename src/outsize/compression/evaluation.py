@@ -16,6 +16,7 @@ from typing import Any
 
 from outsize.compression.method import Subject
 from outsize.core.errors import InputError
+from outsize.model.fitting.user_errors import in_users_code
 
 MOST_BATCHES = 32
 """Batches that are taken of a longer loader."""
@@ -53,9 +54,10 @@ def read_batches(data: Any, most: int = MOST_BATCHES, what: str = "data") -> tup
         )
     if isinstance(data, torch.Tensor | tuple | dict):
         return [data], False
-    if not isinstance(data, Iterable):
+    if not isinstance(data, Iterable) or isinstance(data, str | bytes):
         raise InputError(f"{what} is {type(data).__name__}: give one batch, or a list or loader of batches")
-    found = list(itertools.islice(iter(data), most + 1))
+    with in_users_code(f"going through {what}"):
+        found = list(itertools.islice(iter(data), most + 1))
     if not found:
         raise InputError(f"{what} has no batches: shrink takes nothing away without measuring on your data")
     return found[:most], len(found) > most
@@ -117,11 +119,23 @@ def _as_numbers(found: Any) -> tuple[float, float]:
 
 
 def require_loss(subject: Subject) -> Measured:
-    """The loss of the user's own model, which must be a number."""
-    found = evaluate(subject.model, subject)
+    """The loss of the user's own model, which must be a number and come from the model."""
+    asked: list[bool] = []
+    handles = [module.register_forward_hook(lambda *_: asked.append(True)) for module in subject.model.modules()]
+    try:
+        with in_users_code("loss(model, batch)"):
+            found = evaluate(subject.model, subject)
+    finally:
+        for handle in handles:
+            handle.remove()
     if not math.isfinite(found.loss):
         raise InputError(
             "the loss of this model on this data is not a finite number: nothing can be measured against it"
+        )
+    if not asked:
+        raise InputError(
+            "loss(model, batch) does not call the model that it is given: it must compute with its first argument, not with "
+            "a model of its own"
         )
     return found
 

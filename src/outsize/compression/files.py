@@ -29,6 +29,9 @@ def save(model: Any, path: str | os.PathLike[str], difference: list[dict[str, An
     suffix = os.path.splitext(name)[1].lower()
     if suffix not in SUFFIXES:
         raise InputError(f"cannot write {name}: the name must end in one of {', '.join(SUFFIXES)}")
+    folder = os.path.dirname(os.path.abspath(name))
+    if not os.path.isdir(folder):
+        raise InputError(f"cannot write {name}: there is no folder {folder}, make it first")
     if suffix == ".safetensors":
         if isinstance(difference, str):
             raise InputError(difference)
@@ -97,7 +100,14 @@ def load(model: Any, path: str | os.PathLike[str]) -> Any:
     """A fresh model of the user's (its weights do not matter, it may be on the meta device) made into the one in the file."""
     import torch
 
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(
+            f"model is {type(model).__name__}: load takes a torch.nn.Module made as the one that was shrunk"
+        )
     name = os.fspath(path)
+    if os.path.splitext(name)[1].lower() in SUFFIXES[1:]:
+        how = "torch.export.load" if name.endswith(".pt2") else "torch.load"
+        raise InputError(f"{name} is no .safetensors file: read it with {how}, which gives the whole model")
     tensors, said = _read(name)
     model = apply_difference(model, said["difference"])
     modules = dict(model.named_modules(remove_duplicate=False))

@@ -23,6 +23,7 @@ from outsize.core.errors import InputError
 from outsize.model.fitting.fit import fit
 from outsize.model.torch_port.objects import parameter_table
 
+NO_FUNCTION = "optimizer is a function here, parameters -> optimizer: the smaller model has parameters of its own"
 RATE = 3e-4
 """Learning rate of the first step; it falls to 0."""
 
@@ -53,9 +54,7 @@ def read_healing(steps: int, training: Any, optimizer: Any, budget: Any) -> Heal
     if training is None:
         raise InputError("heal trains the smaller model: give training=, batches that are not those it is measured on")
     if optimizer is not None and not callable(optimizer):
-        raise InputError(
-            "optimizer is a function here, parameters -> optimizer: the smaller model has parameters of its own"
-        )
+        raise InputError(NO_FUNCTION)
     if isinstance(training, Iterator):
         raise InputError(
             f"training is a {type(training).__name__}, which can be gone through only once: give a list or loader"

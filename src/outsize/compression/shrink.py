@@ -15,7 +15,7 @@ from typing import Any
 
 from outsize.compression.card import Goal, read_goal, size_for
 from outsize.compression.evaluation import Measured, default_loss, first_call, read_batches, require_loss
-from outsize.compression.healing import Healing, read_healing
+from outsize.compression.healing import NO_FUNCTION, Healing, read_healing
 from outsize.compression.judge import Judge, build, interleave, make_judge
 from outsize.compression.method import Subject
 from outsize.compression.methods import choose
@@ -71,6 +71,7 @@ def shrink(
     healing = read_healing(heal, training, optimizer, budget)
     goal = read_goal(to, optimizer)
     trains = of == "training" or (goal is not None and optimizer is not None)
+    _check_use(subject.model, healing, trains, optimizer, budget)
     chosen_methods = choose(methods, trains)
     if trains:
         subject = replace(subject, count=lambda one: count_step(one, optimizer).total)
@@ -144,17 +145,46 @@ def _finish(subject: Subject, taken: BuiltSet, plan: Shrinking, training: bool, 
     return Shrunk(model=small.train(training), plan=plan, difference=difference, call=first_call(subject), make=make)
 
 
+def _check_use(model: Any, healing: Healing | None, trains: bool, optimizer: Any, budget: Any) -> None:
+    """What would be given in vain."""
+    if optimizer is not None and not callable(optimizer):
+        raise InputError(NO_FUNCTION)
+    if optimizer is not None and healing is None and not trains:
+        raise InputError("optimizer= is for heal=, of='training' or to='fits CARD', and none of them is asked for")
+    if budget is not None and healing is None:
+        raise InputError("budget= is the memory of a step of heal=: say how many steps to train, such as heal=200")
+    if trains and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("no parameter of the model is trained, so a training step has no bytes to count")
+
+
+def _check_model(model: Any) -> None:
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model is {type(model).__name__}: shrink takes a torch.nn.Module")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise InputError("the model is TorchScript, which cannot be changed: give the module that it was made from")
+    if any(torch.nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise InputError("the model has lazy layers without a size yet: call it once on a batch before")
+    if next(model.parameters(), None) is None:
+        raise InputError("the model has no parameters: there is nothing to make smaller")
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise InputError("the model is on the meta device: it has no weights that could be measured, load them first")
+
+
 def _read_subject(model: Any, data: Any, loss: Any) -> tuple[Subject, list[str]]:
     """The user's model, data and loss, checked."""
     require_torch("outsize.shrink")
     import torch
 
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"model is {type(model).__name__}: shrink takes a torch.nn.Module")
+    _check_model(model)
     if loss is not None and not callable(loss):
         raise InputError(f"loss is {type(loss).__name__}: give a function loss(model, batch)")
-    if next(model.parameters(), None) is None:
-        raise InputError("the model has no parameters: there is nothing to make smaller")
+    if isinstance(loss, torch.nn.Module):
+        name = type(loss).__name__
+        raise InputError(
+            f"loss is the module {name}: give a function, such as lambda model, batch: {name}()(model(batch[0]), batch[1])"
+        )
     batches, more = read_batches(data)
     notes = [f"data has more batches: the first {len(batches)} were measured"] if more else []
     return Subject(model=share(model).eval(), batches=interleave(batches), loss=loss or default_loss), notes
@@ -178,7 +208,8 @@ def refusal(plan: Shrinking) -> BudgetError:
             message += f", which within={math.ceil(rise * 1000) / 1000:g} takes"
     else:
         smallest = min(plan.sets, key=lambda one: one.bytes, default=None)
-        least = "nothing makes this model smaller" if smallest is None else f"the smallest is {at(smallest)}"
+        nothing = "; ".join(["nothing makes this model smaller", *plan.notes[:1]])
+        least = nothing if smallest is None else f"the smallest is {at(smallest)}"
         message = f"{wanted} cannot be reached: {least}"
     size = None if nearest is None else nearest.bytes
     if nearest is not None:

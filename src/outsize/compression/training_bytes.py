@@ -45,6 +45,10 @@ def count_step(model: Any, make: Callable[[Any], Any] | None, bits: int | None =
     if not copies:
         return StepBytes(weights=count_bytes(model), gradients=0, state=0)
     optimizer = (make or torch.optim.AdamW)(copies)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(
+            f"optimizer(parameters) gave {type(optimizer).__name__}: it must return a torch.optim.Optimizer"
+        )
     for parameter in parameters_of(optimizer):
         parameter.grad = torch.empty_like(parameter)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from outsize.compression.method import Method
 from outsize.compression.methods.blocks import DropBlocks
@@ -42,7 +42,9 @@ def choose(names: str | Sequence[str] | None, training: bool = False) -> tuple[M
             for method in METHODS
             if method.name not in BY_NAME and (method.trains if training else method.name not in OF_STATE)
         )
-    wanted = [names] if isinstance(names, str) else list(names)
+    if not isinstance(names, str | Sequence | Set):
+        raise InputError(f"methods is {names!r}: give names, such as ['int8', 'low-rank']")
+    wanted = [one.strip() for one in names.split(",")] if isinstance(names, str) else list(names)
     known = {method.name: method for method in METHODS}
     for name in wanted:
         if name not in known:

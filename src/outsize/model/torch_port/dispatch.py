@@ -69,12 +69,16 @@ def are_wrappers(kinds: Any) -> bool:
 
 
 def parts_of(tensor: Any) -> Iterator[Any]:
-    """A tensor, or those that it is made of."""
+    """A tensor, or those that it is made of; a spread one also lists the mesh that it lies on."""
+    import torch
+
     if not is_wrapper(tensor):
         yield tensor
         return
     for name in tensor.__tensor_flatten__()[0]:
-        yield from parts_of(getattr(tensor, name))
+        inner = getattr(tensor, name)
+        if isinstance(inner, torch.Tensor):
+            yield from parts_of(inner)
 
 
 def is_functorch(tensor: Any) -> bool:
