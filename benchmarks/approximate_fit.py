@@ -20,7 +20,18 @@ from torch.nn import functional
 import outsize
 
 STEPS, LENGTH, ROWS = int([*sys.argv, "150"][1]), 64, 32
-EXACT = ("slices", "checkpoint", "offload", "in_backward", "state_away", "gradients_away", "stream", "chunks", "recipes", "tensors_away")
+EXACT = (
+    "slices",
+    "checkpoint",
+    "offload",
+    "in_backward",
+    "state_away",
+    "gradients_away",
+    "stream",
+    "chunks",
+    "recipes",
+    "tensors_away",
+)
 NARROW = ("autocast", "state_bits", "frozen_bits", "kept_bits")
 
 
@@ -87,7 +98,10 @@ def run(data: Any, symbols: int, only: str) -> None:
         value = sum(float(loss(model, part)) for part in held_out) / len(held_out)
     done = ", ".join(remedy.name for remedy in fitted.plan.remedies) or "plain"
     peaks = f"{fitted.plan.peak() / 2**20:.2f} | {fitted.measured / 2**20:.2f}"
-    print(f"| {only or 'plain'} | {done} | {peaks} | {1e3 * fastest:.0f} | {fitted.plan.slow_down:.2f}x | {value:.4f} |", flush=True)
+    print(
+        f"| {only or 'plain'} | {done} | {peaks} | {1e3 * fastest:.0f} | {fitted.plan.slow_down:.2f}x | {value:.4f} |",
+        flush=True,
+    )
 
 
 def main() -> None:

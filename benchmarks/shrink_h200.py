@@ -10,7 +10,6 @@ steps. The weights are random: losses mean nothing here. A Markdown table; "off"
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import sys
@@ -153,8 +152,10 @@ def main() -> None:
     print("| model | step | weights | estimate | measured peak | off | time |\n|---|---|---|---|---|---|---|")
     rows = [(name, None) for name in FORMS] + [("plain", 0), ("plain", 8), ("factored", 0), ("LoRA on int4", 0)]
     for name, bits in rows:
-        with contextlib.suppress(torch.OutOfMemoryError):
+        try:
             run(name, bits)
+        except (torch.OutOfMemoryError, outsize.OutsizeError) as error:
+            print(f"| {name} | state bits {bits} | {type(error).__name__}: {str(error)[:120]} | | | | |", flush=True)
         gc.collect()
         if DEVICE == "cuda":
             torch.cuda.empty_cache()

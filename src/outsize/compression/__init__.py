@@ -4,7 +4,7 @@
 `outsize.compression.adapt(model, rank=16, bits=4)` freezes a model and puts adapters beside its layers.
 """
 
-from outsize.compression.adapters import adapt as adapt
 from outsize.compression.files import load as load
+from outsize.compression.methods.adapters import adapt as adapt
 
 __all__ = ["adapt", "load"]

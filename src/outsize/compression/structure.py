@@ -136,7 +136,7 @@ def make_module(described: dict[str, Any]) -> Any:
     if name == "Skipped":
         return make_skipped(**words)
     if name == "Adapted":
-        from outsize.compression.adapters import make_empty
+        from outsize.compression.methods.adapters import make_empty
 
         module = make_empty(**words)
     elif name == "HeadAttention":

@@ -9,8 +9,8 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from outsize.compression import adapters
 from outsize.compression.method import Candidate, Stage, Subject
+from outsize.compression.methods import adapters
 from outsize.compression.weights import own_parameters
 from outsize.core.failure import Exactness
 
