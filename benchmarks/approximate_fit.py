@@ -110,7 +110,8 @@ def main() -> None:
     symbols = {symbol: number for number, symbol in enumerate(sorted(set(text)))}
     data = torch.tensor([symbols[symbol] for symbol in text])
     print(
-        "| allowed | plan | projected MiB | measured MiB | fastest step ms | projected time | held-out loss |\n|---|---|---|---|---|---|---|"
+        "| allowed | plan | projected MiB | measured MiB | fastest step ms | projected time | held-out loss |\n"
+        "|---|---|---|---|---|---|---|"
     )
     for only in ("", *NARROW):
         run(data, len(symbols), only)
