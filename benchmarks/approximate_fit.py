@@ -2,12 +2,13 @@
 
 Prints the projected and measured peak of a step, its time beside the plain one, and the held-out loss after the same steps.
 
-    python benchmarks/approximate_fit.py
+    python benchmarks/approximate_fit.py [STEPS]
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,19 @@ from torch.nn import functional
 
 import outsize
 
-STEPS, LENGTH, ROWS = 150, 64, 32
-EXACT = ("slices", "checkpoint", "offload", "in_backward", "state_away", "gradients_away", "stream", "chunks")
+STEPS, LENGTH, ROWS = int([*sys.argv, "150"][1]), 64, 32
+EXACT = (
+    "slices",
+    "checkpoint",
+    "offload",
+    "in_backward",
+    "state_away",
+    "gradients_away",
+    "stream",
+    "chunks",
+    "recipes",
+    "tensors_away",
+)
 NARROW = ("autocast", "state_bits", "frozen_bits", "kept_bits")
 
 
@@ -86,7 +98,10 @@ def run(data: Any, symbols: int, only: str) -> None:
         value = sum(float(loss(model, part)) for part in held_out) / len(held_out)
     done = ", ".join(remedy.name for remedy in fitted.plan.remedies) or "plain"
     peaks = f"{fitted.plan.peak() / 2**20:.2f} | {fitted.measured / 2**20:.2f}"
-    print(f"| {only or 'plain'} | {done} | {peaks} | {1e3 * fastest:.0f} | {value:.4f} |", flush=True)
+    print(
+        f"| {only or 'plain'} | {done} | {peaks} | {1e3 * fastest:.0f} | {fitted.plan.slow_down:.2f}x | {value:.4f} |",
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -95,7 +110,8 @@ def main() -> None:
     symbols = {symbol: number for number, symbol in enumerate(sorted(set(text)))}
     data = torch.tensor([symbols[symbol] for symbol in text])
     print(
-        "| allowed | plan | projected MiB | measured MiB | fastest step ms | held-out loss |\n|---|---|---|---|---|---|"
+        "| allowed | plan | projected MiB | measured MiB | fastest step ms | projected time | held-out loss |\n"
+        "|---|---|---|---|---|---|---|"
     )
     for only in ("", *NARROW):
         run(data, len(symbols), only)

@@ -112,7 +112,7 @@ def gpt() -> Any:
 
     cut, more = int(len(ids) * 0.8), int(len(ids) * 0.9)
     search, held = batches(cut, more, SEARCH), batches(more, len(ids), HELD_OUT)
-    return CharacterGPT(len(letters)), token_loss, batches(0, cut, 1600), search, held
+    return CharacterGPT(len(letters), width=64, blocks=2), token_loss, batches(0, cut, 700), search, held
 
 
 def cnn() -> Any:
@@ -155,7 +155,7 @@ def vit() -> Any:
         kinds = torch.randint(0, 8, (count, 32), generator=draw)
         return [(torch.stack([image(int(kind)) for kind in row])[:, None], row) for row in kinds]
 
-    return VisionTransformer(8), class_loss, batches(1200), batches(SEARCH), batches(HELD_OUT)
+    return VisionTransformer(8, blocks=2), class_loss, batches(700), batches(SEARCH), batches(HELD_OUT)
 
 
 MODELS = {"character GPT": gpt, "digits CNN": cnn, "shapes ViT": vit}

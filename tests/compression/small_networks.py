@@ -2,6 +2,7 @@
 
 import torch
 
+torch.set_num_threads(1)  # tiny layers: on a busy machine a second thread is only waited for
 VOCABULARY, WIDTH = 50, 32
 
 

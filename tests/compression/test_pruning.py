@@ -10,8 +10,11 @@ from prunable_networks import CASES
 from torch import nn
 
 import outsize
+from outsize.compression.judge import build
+from outsize.compression.method import Subject
+from outsize.compression.methods.channels import Channels
 from outsize.compression.pruning.prune import prune
-from outsize.compression.weights import count_bytes
+from outsize.compression.weights import count_bytes, share
 from outsize.core.errors import InputError
 
 WHOLE = {"layernorm": "normalised as a whole", "lstm": "mkldnn_rnn_layer"}
@@ -129,3 +132,16 @@ def test_shrink_takes_channels_as_one_of_its_methods():
 def test_no_data_is_refused():
     with pytest.raises(InputError, match="no batches"):
         prune(nn.Linear(3, 3), [])
+
+
+def test_two_removals_one_after_another_leave_each_others_numbers_alone():
+    torch.manual_seed(0)
+    model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True), 2)
+    subject = Subject(
+        model=share(model).eval(), batches=[torch.randn(2, 5, 32)], loss=lambda m, x: m(x).square().mean()
+    )
+    heads = [one for one in Channels().candidates(subject) if "q_proj" in one.site and one.level == "to 30%"]
+    assert len(heads) == 2
+    small = build(subject, heads)
+    assert [layer.self_attn.num_heads for layer in small.layers] == [1, 1]
+    assert small(torch.randn(2, 5, 32)).shape == (2, 5, 32)

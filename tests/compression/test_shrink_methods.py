@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import outsize
 from outsize.compression.codecs import Grouped, RowScaled
 from outsize.compression.method import Subject
-from outsize.compression.methods import METHODS, choose
+from outsize.compression.methods import METHODS, OF_STATE, choose
 from outsize.compression.methods.low_rank import factor, linear_chain, replace_linear
 from outsize.compression.methods.tucker import factor_convolution
 from outsize.compression.search import build
@@ -29,7 +29,11 @@ def subjects():
     return {name: subject_of(getattr(small_networks, name)(2)) for name in ("tokens", "pictures")}
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+OF_WEIGHTS = [method for method in METHODS if method.name not in (*OF_STATE, "lora")]
+"""The others save bytes of training: `test_adapters.py`."""
+
+
+@pytest.mark.parametrize("method", OF_WEIGHTS, ids=lambda method: method.name)
 def test_candidates_of_a_method_are_smaller_or_equal_and_give_the_same_shapes(subjects, method):
     found = 0
     for name, subject in subjects.items():

@@ -52,6 +52,92 @@ def test_a_mistake_is_one_sentence(case, change, words):
     assert "\n" not in str(caught.value)
 
 
+def _broken():
+    yield torch.zeros(8, 8, dtype=torch.long)
+    raise OSError("disk gone")
+
+
+def _frozen():
+    model = small_networks.Tokens()
+    model.requires_grad_(False)
+    return model
+
+
+AdamW = torch.optim.AdamW
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"optimizer": "adamw", "to": "fits rtx3060"}, "optimizer is a function here"),
+        ({"optimizer": AdamW}, "none of them is asked for"),
+        ({"optimizer": lambda p: None, "of": "training"}, "gave NoneType"),
+        ({"of": "memory"}, "of is 'memory'"),
+        ({"of": "training", "model": _frozen()}, "no parameter of the model is trained"),
+        ({"of": "training", "methods": ["int8"]}, "no step can train"),
+        ({"methods": ["state8"]}, "of='training'"),
+        ({"methods": 8}, "methods is 8"),
+        ({"methods": "int8,magic"}, "no method 'magic'"),
+        ({"heal": 2, "training": (one for one in [1])}, "only once"),
+        ({"heal": 2, "training": []}, "training has no batches"),
+        ({"budget": "1GiB"}, "budget= is the memory of a step of heal="),
+        ({"to": 50}, "write '50%'"),
+        ({"loss": lambda batch, model: model(batch)}, "failed with TypeError"),
+        ({"loss": lambda model, batch: 1.0}, "does not call the model"),
+        ({"loss": torch.nn.CrossEntropyLoss()}, "loss is the module CrossEntropyLoss"),
+        ({"data": "data.csv"}, "data is str"),
+        ({"data": _broken()}, "going through data failed with OSError: disk gone"),
+        ({"model": small_networks.Tokens().to("meta")}, "meta device"),
+        ({"model": torch.nn.LazyLinear(4)}, "call it once"),
+        ({"model": torch.jit.script(torch.nn.Linear(4, 4))}, "TorchScript"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_another_mistake_is_one_sentence(case, change, words):
+    model, loss, data = case
+    given = {"model": model, "data": data, "loss": loss} | change
+    with pytest.raises(InputError, match=words.replace("(", r"\(")) as caught:
+        outsize.shrink(given.pop("model"), given.pop("data"), **given)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_in_the_wrong_place_or_form_are_named(case, tmp_path):
+    model, loss, data = case
+    small = outsize.shrink(model, data, loss=loss, methods="bf16")
+    with pytest.raises(InputError, match="there is no folder"):
+        small.save(tmp_path / "none" / "small.pt")
+    with pytest.raises(InputError, match=r"read it with torch\.load"):
+        outsize.compression.load(model, tmp_path / "small.pt")
+    with pytest.raises(InputError, match="model is str"):
+        outsize.compression.load("gpt", tmp_path / "small.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--plan", "--of", "gradients"], "invalid choice"),
+        (["--plan", "--heal", "2"], "give training="),
+        (["--plan", "--methods", ","], "no method ''"),
+        (["--plan", "--budget", "1GiB"], "heal="),
+        (["small.gguf"], "must end in"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path, monkeypatch, capsys, words, said):
+    from outsize.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "train_wrongly.py").write_text(
+        "import torch\ndef make():\n    return torch.nn.Linear(8, 8), [torch.randn(2, 8)], lambda m, x: m(x).square().mean()\n"
+    )
+    try:
+        status = main(["shrink", "train_wrongly:make", *words])
+    except SystemExit as error:
+        status = error.code
+    found = capsys.readouterr()
+    assert status == 2 and said in found.err + found.out and "Traceback" not in found.err
+
+
 def test_a_loss_that_is_too_high_names_what_it_costs_and_the_nearest_size(case):
     model, loss, data = case
     with pytest.raises(BudgetError) as caught:

@@ -27,6 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", metavar="NAMES", help="only these methods, such as int8,low-rank (default: all)")
     parser.add_argument("--heal", type=int, default=0, metavar="STEPS", help="train the smaller model for some steps")
     parser.add_argument("--budget", metavar="BYTES", help="memory that a step of --heal may hold")
+    parser.add_argument(
+        "--of", default="weights", choices=("weights", "training"),
+        help="what becomes smaller: weights, or weights, gradients and optimizer state of AdamW (default: weights)",
+    )  # fmt: skip
     parser.add_argument("--plan", action="store_true", help="show what would be taken and what it costs, and stop")
 
 
@@ -40,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
     model, data, loss, training = _make(args.target)
     options: dict[str, Any] = {
-        "loss": loss, "to": args.to, "within": args.within, "heal": args.heal, "budget": args.budget,
+        "loss": loss, "to": args.to, "within": args.within, "heal": args.heal, "budget": args.budget, "of": args.of,
         "training": training if args.heal else None,
         "methods": None if args.methods is None else [name.strip() for name in args.methods.split(",")],
     }  # fmt: skip

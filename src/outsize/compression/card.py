@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outsize.compression.method import Subject
+from outsize.compression.training_bytes import BITS, count_step
 from outsize.core.cards import find_card
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.units import format_bytes
@@ -32,10 +33,20 @@ class Goal:
         """Bytes that a step with this model reserves at most."""
         optimizer = None
         if self.optimizer is not None:
-            optimizer = self.optimizer([parameter for parameter in model.parameters() if parameter.requires_grad])
+            trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            if not trained:
+                raise InputError("no parameter of the model is trained, so there is no training step to fit on a card")
+            optimizer = self.optimizer(trained)
         step = _infer if optimizer is None else _train
         found = estimate(step, model, optimizer, subject.loss, subject.batches[0], device="cuda", card=self.card)
-        return found.peak_reserved.bound
+        return found.peak_reserved.bound - self._packed(model)
+
+    def _packed(self, model: Any) -> int:
+        """Bytes of optimizer state that are not there where it is kept in fewer bits."""
+        if self.optimizer is None or not model.__dict__.get(BITS):
+            return 0
+        whole, kept = (count_step(model, self.optimizer, bits) for bits in (0, None))
+        return max(0, whole.total - kept.total)
 
 
 def _infer(model: Any, optimizer: Any, loss: Any, batch: Any) -> Any:
@@ -64,7 +75,7 @@ def read_goal(to: Any, optimizer: Callable[[Any], Any] | None) -> Goal | None:
 
 
 def size_for(goal: Goal, subject: Subject, before: int) -> int:
-    """Bytes of parameters with which a step should fit."""
+    """Bytes of parameters (and of their gradients and state, in training) with which a step should fit."""
     reserved = goal.project(subject.model, subject)
     target = before if reserved <= goal.capacity else before - (reserved - goal.capacity)
     if target <= 0:

@@ -1,7 +1,7 @@
 """The user's data and loss -> a measured loss.
 
-A loss is measured in evaluation mode, without gradients, on the same batches each time and from the same random state, so
-that two models differ only by what was done to them.
+A loss is measured in evaluation mode, without gradients, on the same batches each time and from the same random state for each,
+so that two models differ only by what was done to them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from outsize.compression.method import Subject
 from outsize.core.errors import InputError
+from outsize.model.fitting.user_errors import in_users_code
 
 MOST_BATCHES = 32
 """Batches that are taken of a longer loader."""
@@ -31,17 +32,19 @@ class Measured:
     """Of one batch, the fastest."""
     parts: tuple[float, ...] = ()
     """What each batch gives to the mean."""
+    sums: tuple[tuple[float, float], ...] = ()
+    """(total, count) of each batch."""
 
     def doubt(self, other: Measured) -> float:
         """One standard error of the difference between two losses, from how it differs between batches: a change that is seen on
         these batches by chance would not be seen on others."""
         count = len(self.parts)
-        if count < 2 or not math.isfinite(self.loss):
+        if count < 2 or not math.isfinite(self.loss) or not math.isfinite(other.loss):
             return 0.0
         return statistics.stdev(one - two for one, two in zip(self.parts, other.parts, strict=True)) * math.sqrt(count)
 
 
-def read_batches(data: Any, most: int = MOST_BATCHES) -> tuple[list[Any], bool]:
+def read_batches(data: Any, most: int = MOST_BATCHES, what: str = "data") -> tuple[list[Any], bool]:
     """The batches, and whether there were more. A tensor, tuple or table is one batch; a list or loader holds many."""
     import torch
 
@@ -51,11 +54,12 @@ def read_batches(data: Any, most: int = MOST_BATCHES) -> tuple[list[Any], bool]:
         )
     if isinstance(data, torch.Tensor | tuple | dict):
         return [data], False
-    if not isinstance(data, Iterable):
-        raise InputError(f"data is {type(data).__name__}: give one batch, or a list or loader of batches")
-    found = list(itertools.islice(iter(data), most + 1))
+    if not isinstance(data, Iterable) or isinstance(data, str | bytes):
+        raise InputError(f"{what} is {type(data).__name__}: give one batch, or a list or loader of batches")
+    with in_users_code(f"going through {what}"):
+        found = list(itertools.islice(iter(data), most + 1))
     if not found:
-        raise InputError("data has no batches: shrink takes nothing away without measuring on your data")
+        raise InputError(f"{what} has no batches: shrink takes nothing away without measuring on your data")
     return found[:most], len(found) > most
 
 
@@ -77,18 +81,28 @@ def evaluate(model: Any, subject: Subject) -> Measured:
     model.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(0)
             for batch in subject.batches:
+                torch.manual_seed(0)
                 began = time.perf_counter()
                 found.append(_as_numbers(subject.loss(model, batch)))
                 fastest = min(fastest, time.perf_counter() - began)
     finally:
         for module, training in modes:
             module.training = training
-    weight = sum(count for _, count in found)
-    parts = tuple(total / weight for total, _ in found) if weight else (math.nan,)
+    return _as_measured(found, fastest)
+
+
+def join(measured: Iterable[Measured]) -> Measured:
+    """Evaluations of several parts of the data as one."""
+    found = list(measured)
+    return _as_measured([pair for one in found for pair in one.sums], min(one.seconds for one in found))
+
+
+def _as_measured(sums: Sequence[tuple[float, float]], seconds: float) -> Measured:
+    weight = sum(count for _, count in sums)
+    parts = tuple(total / weight for total, _ in sums) if weight else (math.nan,)
     mean = math.fsum(parts) if all(map(math.isfinite, parts)) else math.inf
-    return Measured(loss=mean, seconds=fastest, parts=parts)
+    return Measured(loss=mean, seconds=seconds, parts=parts, sums=tuple(sums))
 
 
 def _as_numbers(found: Any) -> tuple[float, float]:
@@ -105,11 +119,23 @@ def _as_numbers(found: Any) -> tuple[float, float]:
 
 
 def require_loss(subject: Subject) -> Measured:
-    """The loss of the user's own model, which must be a number."""
-    found = evaluate(subject.model, subject)
+    """The loss of the user's own model, which must be a number and come from the model."""
+    asked: list[bool] = []
+    handles = [module.register_forward_hook(lambda *_: asked.append(True)) for module in subject.model.modules()]
+    try:
+        with in_users_code("loss(model, batch)"):
+            found = evaluate(subject.model, subject)
+    finally:
+        for handle in handles:
+            handle.remove()
     if not math.isfinite(found.loss):
         raise InputError(
             "the loss of this model on this data is not a finite number: nothing can be measured against it"
+        )
+    if not asked:
+        raise InputError(
+            "loss(model, batch) does not call the model that it is given: it must compute with its first argument, not with "
+            "a model of its own"
         )
     return found
 

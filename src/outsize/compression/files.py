@@ -29,6 +29,9 @@ def save(model: Any, path: str | os.PathLike[str], difference: list[dict[str, An
     suffix = os.path.splitext(name)[1].lower()
     if suffix not in SUFFIXES:
         raise InputError(f"cannot write {name}: the name must end in one of {', '.join(SUFFIXES)}")
+    folder = os.path.dirname(os.path.abspath(name))
+    if not os.path.isdir(folder):
+        raise InputError(f"cannot write {name}: there is no folder {folder}, make it first")
     if suffix == ".safetensors":
         if isinstance(difference, str):
             raise InputError(difference)
@@ -66,6 +69,7 @@ def _tensors(model: Any) -> Iterator[tuple[str, Any]]:
 
 def _save_tensors(model: Any, name: str, difference: list[dict[str, Any]]) -> None:
     from safetensors.torch import save_file
+    from torch.nn import Parameter
 
     first: dict[int, str] = {}
     tensors, same = {}, {}
@@ -79,7 +83,9 @@ def _save_tensors(model: Any, name: str, difference: list[dict[str, Any]]) -> No
             tensors[key] = tensor.detach().contiguous().clone() if _is_part(tensor) else tensor.detach().contiguous()
     beside = f"{name}.{os.getpid()}.tmp"
     try:
-        save_file(tensors, beside, metadata={KEY: json.dumps({"difference": difference, "same": same}), "format": "pt"})
+        frozen = [key for key, tensor in _tensors(model) if isinstance(tensor, Parameter) and not tensor.requires_grad]
+        said = {"difference": difference, "same": same, "frozen": frozen}
+        save_file(tensors, beside, metadata={KEY: json.dumps(said), "format": "pt"})
         os.replace(beside, name)
     except OSError as error:
         raise StoreError(f"cannot write {name}: {error.strerror or error}", path=name) from error
@@ -94,12 +100,19 @@ def load(model: Any, path: str | os.PathLike[str]) -> Any:
     """A fresh model of the user's (its weights do not matter, it may be on the meta device) made into the one in the file."""
     import torch
 
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(
+            f"model is {type(model).__name__}: load takes a torch.nn.Module made as the one that was shrunk"
+        )
     name = os.fspath(path)
+    if os.path.splitext(name)[1].lower() in SUFFIXES[1:]:
+        how = "torch.export.load" if name.endswith(".pt2") else "torch.load"
+        raise InputError(f"{name} is no .safetensors file: read it with {how}, which gives the whole model")
     tensors, said = _read(name)
     model = apply_difference(model, said["difference"])
     modules = dict(model.named_modules(remove_duplicate=False))
     filled: dict[str, Any] = {}
-    wanted = set(model.state_dict())
+    wanted, frozen = set(model.state_dict()), set(said.get("frozen", ()))
     for key in itertools.chain(tensors, said["same"]):
         parent, _, last = key.rpartition(".")
         module = modules.get(parent)
@@ -110,7 +123,7 @@ def load(model: Any, path: str | os.PathLike[str]) -> Any:
         tensor = filled[said["same"][key]] if key in said["same"] else tensors[key]
         if last in parameter_table(module):
             if not isinstance(tensor, torch.nn.Parameter):
-                trained = parameter_table(module)[last].requires_grad and tensor.is_floating_point()
+                trained = tensor.is_floating_point() and key not in frozen
                 tensor = torch.nn.Parameter(tensor, requires_grad=trained)
             filled[key] = tensor
             parameter_table(module)[last] = filled[key]

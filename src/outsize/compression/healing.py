@@ -7,18 +7,23 @@ After the last step they are rounded for good. Structure (factors, fewer blocks)
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from outsize.compression.derived import as_parameters, derive, underive
+from outsize.compression.evaluation import read_batches
+from outsize.compression.judge import build
 from outsize.compression.method import Candidate, Stage, Subject
-from outsize.compression.search import build
+from outsize.compression.narrow_state import make_narrow
+from outsize.compression.training_bytes import BITS
 from outsize.compression.weights import get
 from outsize.core.errors import InputError
 from outsize.model.fitting.fit import fit
 from outsize.model.torch_port.objects import parameter_table
 
+NO_FUNCTION = "optimizer is a function here, parameters -> optimizer: the smaller model has parameters of its own"
 RATE = 3e-4
 """Learning rate of the first step; it falls to 0."""
 
@@ -30,6 +35,8 @@ class Healing:
     steps: int
     batches: Iterable[Any]
     """The training data: gone through again where the steps are more."""
+    seen: Sequence[Any]
+    """Some of them: what methods are fitted to."""
     optimizer: Callable[[Any], Any] | None
     """parameters -> optimizer; None: AdamW."""
     budget: int | str | None
@@ -47,12 +54,15 @@ def read_healing(steps: int, training: Any, optimizer: Any, budget: Any) -> Heal
     if training is None:
         raise InputError("heal trains the smaller model: give training=, batches that are not those it is measured on")
     if optimizer is not None and not callable(optimizer):
+        raise InputError(NO_FUNCTION)
+    if isinstance(training, Iterator):
         raise InputError(
-            "optimizer is a function here, parameters -> optimizer: the smaller model has parameters of its own"
+            f"training is a {type(training).__name__}, which can be gone through only once: give a list or loader"
         )
+    seen, _ = read_batches(training, what="training")
     if isinstance(training, tuple | dict) or hasattr(training, "shape"):
         training = [training]
-    return Healing(steps=steps, batches=training, optimizer=optimizer, budget=budget)
+    return Healing(steps=steps, batches=training, seen=seen, optimizer=optimizer, budget=budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +86,16 @@ def heal(subject: Subject, chosen: Sequence[Candidate], healing: Healing) -> Any
     import torch
 
     full = copy.deepcopy(build(subject, [one for one in chosen if one.stage < Stage.PRECISION]))
-    narrow = build(replace(subject, model=full), [one for one in chosen if one.stage == Stage.PRECISION])
-    opened = _open(narrow, full)
+    narrow = build(replace(subject, model=full), [one for one in chosen if one.stage >= Stage.PRECISION])
+    adapted = any(one.stage is Stage.ADAPTERS for one in chosen)  # then only adapters are trained
+    opened = [] if adapted else _open(narrow, full)
     narrow.train()
     trained = [parameter for parameter in narrow.parameters() if parameter.requires_grad]
     if not trained:
         raise InputError("the smaller model has no parameters that can be trained: leave heal out")
-    optimizer = healing.optimizer(trained) if healing.optimizer else torch.optim.AdamW(trained, RATE, weight_decay=0)
+    make = healing.optimizer or functools.partial(torch.optim.AdamW, lr=RATE, weight_decay=0)
+    bits = narrow.__dict__.get(BITS, 0)
+    optimizer = make_narrow(make, trained, bits) if bits else make(trained)
     rates = [group["lr"] for group in optimizer.param_groups]
     batches = _cycle(healing)
     fitted = None
@@ -90,10 +103,17 @@ def heal(subject: Subject, chosen: Sequence[Candidate], healing: Healing) -> Any
         torch.manual_seed(0)
         for step, batch in enumerate(batches):
             if fitted is None:
-                fitted = fit(narrow, subject.loss, optimizer, batch, budget=healing.budget)
+                fitted = fit(
+                    narrow, subject.loss, None if bits else optimizer, batch, budget=healing.budget, own_step=bool(bits)
+                )
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * (1 - step / healing.steps)
-            fitted.step(batch)
+            if bits:
+                fitted.backward(batch)
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                fitted.step(batch)
     if fitted is not None:
         fitted.undo()
     _close(opened)
@@ -141,4 +161,4 @@ def _cycle(healing: Healing) -> Iterable[Any]:
             if done == healing.steps:
                 return
         if done == began:
-            raise InputError("training has no batches (or is an iterator that ended): give a list or loader")
+            raise InputError("training has no more batches: give a list, or a loader that can be gone through again")

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from outsize.compression.weights import count_bytes
 from outsize.core.failure import Exactness
 
 
@@ -37,6 +38,8 @@ class Stage(enum.IntEnum):
     ROWS = 3
     FACTORS = 4
     PRECISION = 5
+    ADAPTERS = 6
+    STATE = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,8 @@ class Subject:
     """Some of the user's data."""
     loss: Callable[[Any, Any], Any]
     """`loss(model, batch)`: a scalar, or (total, count)."""
+    count: Callable[[Any], int] = count_bytes
+    """model -> the bytes that are to become fewer: of the model, or of a training step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,8 @@ class Candidate:
     each other."""
     apply: Callable[[Any], Any]
     """model -> model, by the rules above."""
+    elsewhere: tuple[Candidate, ...] = ()
+    """The same place and level fitted to other batches, one for each part of the data (`judge.py`), on which it is judged."""
 
 
 class Method(Protocol):
@@ -101,6 +108,16 @@ class Method(Protocol):
     @property
     def loads(self) -> str:
         """What a process needs to load the result, beside torch and the model's own code."""
+        ...
+
+    @property
+    def trains(self) -> bool:
+        """True where a model can be trained further with what it leaves."""
+        ...
+
+    @property
+    def fitted(self) -> bool:
+        """True where its candidates are fitted to the data: they are judged on batches to which they were not."""
         ...
 
     def candidates(self, subject: Subject) -> list[Candidate]:

@@ -1,8 +1,8 @@
-"""Which candidates to take: the set with the lowest loss that reaches the size.
+"""Which candidates to take: the sets that reach the size, of which one is taken (`sets.py`).
 
 Each candidate is measured alone. A path then takes candidates one by one, always the one that raises the loss least for the bytes
 it saves, as if the rises added up. They do not quite, so several paths are walked (`sets.py`), the first set of each that reaches
-the size is built and measured, and the lowest measured loss wins.
+the size is built and measured.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from outsize.compression.evaluation import Measured, evaluate
+from outsize.compression.evaluation import Measured
+from outsize.compression.judge import Judge, build
 from outsize.compression.method import Candidate, Subject
-from outsize.compression.weights import count_bytes, own_parameters, share
+from outsize.compression.weights import count_bytes, own_parameters
 from outsize.core.shrinking import ShrinkCandidate
 
 
@@ -31,24 +31,16 @@ class Trial:
     noun: ShrinkCandidate
 
 
-def build(subject: Subject, chosen: Iterable[Candidate]) -> Any:
-    """A model with these candidates, which shares the tensors that stay as they are."""
-    model = share(subject.model)
-    for candidate in sorted(chosen, key=lambda one: one.stage):
-        model = candidate.apply(model)
-    return model
-
-
-def try_alone(subject: Subject, candidates: Sequence[Candidate], plain: Measured) -> tuple[list[Trial], list[str]]:
+def try_alone(judge: Judge, candidates: Sequence[Candidate], plain: Measured) -> tuple[list[Trial], list[str]]:
     """Each candidate measured alone, and why some cannot be used."""
-    before, trials, failures = count_bytes(subject.model), [], []
+    subject = judge.subject
+    before, trials, failures = subject.count(subject.model), [], []
     for candidate in candidates:
         try:
-            model = build(subject, [candidate])
-            after = count_bytes(model)
+            after = subject.count(build(subject, [candidate]))
             if after >= before:
                 continue
-            found = evaluate(model, subject)
+            found = judge.measure([candidate])
         except Exception as error:  # the model's own code may refuse what was changed: then it is not offered
             failures.append(
                 f"{candidate.method} of {candidate.site} is left out: {type(error).__name__}: {str(error)[:120]}"
@@ -80,8 +72,9 @@ class Walk:
     def __init__(self, subject: Subject, trials: Sequence[Trial]) -> None:
         self.trials = trials
         self.taken: tuple[Trial, ...] = ()
+        more = subject.count(subject.model) / max(1, count_bytes(subject.model))  # of training: gradients and state too
         self._sizes = {
-            name: sum(tensor.nbytes for tensor in own_parameters(module))
+            name: more * sum(tensor.nbytes for tensor in own_parameters(module))
             for name, module in subject.model.named_modules()
         }
 
@@ -95,7 +88,7 @@ class Walk:
             part = sum(self._sizes[name] * left.get(name, 1.0) for name in touched)
             saved += trial.saves * part / max(1, whole)
             for name in touched:
-                left[name] = left.get(name, 1.0) * (1 - trial.saves / max(1, whole))
+                left[name] = left.get(name, 1.0) * max(0.0, 1 - trial.saves / max(1, whole))
         return saved
 
     def step(self) -> bool:
@@ -134,7 +127,7 @@ def _exclude(one: Trial, other: Trial) -> bool:
 
 def walk(subject: Subject, trials: Sequence[Trial], target: int) -> list[Candidate]:
     """The first set of the path that is small enough, counted on a built model; or the last set."""
-    path, before = Walk(subject, trials), count_bytes(subject.model)
+    path, before = Walk(subject, trials), subject.count(subject.model)
     needed = float(before - target)
     while True:
         while path.saves(path.taken) < needed:
@@ -143,7 +136,7 @@ def walk(subject: Subject, trials: Sequence[Trial], target: int) -> list[Candida
         last = path.taken
         path.give_back(needed)
         chosen = [one.candidate for one in path.taken]
-        short = count_bytes(build(subject, chosen)) - target
+        short = subject.count(build(subject, chosen)) - target
         if short <= 0:
             return chosen
         path.taken = last

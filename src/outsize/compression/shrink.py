@@ -15,16 +15,18 @@ from typing import Any
 
 from outsize.compression.card import Goal, read_goal, size_for
 from outsize.compression.evaluation import Measured, default_loss, first_call, read_batches, require_loss
-from outsize.compression.healing import Healing, read_healing
-from outsize.compression.method import Candidate, Method, Subject
+from outsize.compression.healing import NO_FUNCTION, Healing, read_healing
+from outsize.compression.judge import Judge, build, interleave, make_judge
+from outsize.compression.method import Subject
 from outsize.compression.methods import choose
-from outsize.compression.search import Trial, build, try_alone
-from outsize.compression.sets import BuiltSet, find_nearest, heal_sets, measure_sets
+from outsize.compression.search import Trial, try_alone
+from outsize.compression.sets import BuiltSet, choose_set, find_nearest, heal_sets, measure_sets
 from outsize.compression.shrunk import Shrunk
 from outsize.compression.size import read_size
 from outsize.compression.skipped import close_gaps
 from outsize.compression.structure import describe_difference
-from outsize.compression.weights import count_bytes, share
+from outsize.compression.training_bytes import count_step
+from outsize.compression.weights import share
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.shrinking import Shrinking, ShrinkSet
 from outsize.core.units import format_bytes
@@ -46,6 +48,7 @@ def shrink(
     training: Any = None,
     optimizer: Callable[[Any], Any] | None = None,
     budget: int | str | None = None,
+    of: str = "weights",
     dry_run: bool = False,
 ) -> Any:
     """A model of the size `to` whose loss on `data` rises by at most the share `within`, or as little as can be found.
@@ -54,45 +57,58 @@ def shrink(
     `"50%"`, bytes, or `"fits rtx3060"`: a step (of training, where `optimizer` is given) then fits there. `methods` names some
     of the methods; None tries all. `dry_run` gives the plan only.
 
+    `of`: what becomes smaller. `"weights"` are parameters and buffers; `"training"` are weights, gradients and optimizer state
+    of a step with `optimizer` (AdamW), for which methods that keep optimizer state in 8 or 4 bits are tried too.
+
     `heal` trains the smaller model for so many steps on `training`, batches that are not those it is measured on: with
     `optimizer`, a function parameters -> optimizer (AdamW), inside `budget` bytes (`outsize.fit`).
     """
-    chosen_methods = choose(methods)
+    if of not in ("weights", "training"):
+        raise InputError(f"of is {of!r}: 'weights' or 'training' (weights, gradients and optimizer state)")
     subject, notes = _read_subject(model, data, loss)
     if isinstance(within, bool) or not isinstance(within, int | float) or not within >= 0:
         raise InputError(f"within is {within!r}: give the share by which the loss may rise, such as 0.01")
     healing = read_healing(heal, training, optimizer, budget)
-    goal, before = read_goal(to, optimizer), count_bytes(subject.model)
+    goal = read_goal(to, optimizer)
+    trains = of == "training" or (goal is not None and optimizer is not None)
+    _check_use(subject.model, healing, trains, optimizer, budget)
+    chosen_methods = choose(methods, trains)
+    if trains:
+        subject = replace(subject, count=lambda one: count_step(one, optimizer).total)
+    before = subject.count(subject.model)
     target = read_size(to, before) if goal is None else None
     plain = require_loss(subject)
     target = size_for(goal, subject, before) if goal is not None else target
-    candidates, unused = _find_candidates(subject, chosen_methods)
-    trials, failures = try_alone(subject, candidates, plain)
+    judge = make_judge(subject, None if healing is None else healing.seen)
+    candidates, unused = judge.find_candidates(chosen_methods)
+    trials, failures = try_alone(judge, candidates, plain)
     plan = Shrinking(
-        before=before, target=target or 0, loss=plain.loss, within=within, seconds=plain.seconds, batches=len(subject.batches),
+        before=before, target=target or 0, of="training" if trains else "weights", loss=plain.loss, within=within,
+        seconds=plain.seconds, batches=len(subject.batches),
         candidates=tuple(trial.noun for trial in trials), sets=(), chosen=None, notes=(*notes, *unused, *failures),
     )  # fmt: skip
-    search = functools.partial(_search, subject, trials, plain, None if dry_run else healing)
+    search = functools.partial(_search, judge, trials, plain, None if dry_run else healing)
     plan, taken = search(plan) if goal is None else _search_for_card(search, plan, goal, subject)
     if dry_run:
         return plan
     if taken is None:
         raise refusal(plan)
-    return _finish(subject, taken, plan, model.training)
+    return _finish(subject, taken, plan, model.training, optimizer)
 
 
 def _search(
-    subject: Subject, trials: Sequence[Trial], plain: Measured, healing: Healing | None, plan: Shrinking
+    judge: Judge, trials: Sequence[Trial], plain: Measured, healing: Healing | None, plan: Shrinking
 ) -> tuple[Shrinking, BuiltSet | None]:
     """The plan with the set that is taken, or with the nearest one that could be."""
-    sets = measure_sets(subject, trials, plan.target, plain)
+    sets = measure_sets(judge, trials, plan.target, plain)
     if healing is not None:
-        sets = heal_sets(subject, sets, plan.target, healing, plain)
+        sets = heal_sets(judge.subject, sets, plan.target, healing, plain)
     plan = replace(plan, sets=tuple(one.noun for one in sets))
-    taken = next((one for one in sets if one.noun.bytes <= plan.target and one.noun.best_loss <= plan.allowed), None)
+    ready = [one for one in sets if healing is None or one.model is not None]
+    taken = choose_set(ready, plan.target, plan.allowed)
     if taken is not None:
         return replace(plan, chosen=taken.noun), taken
-    return replace(plan, nearest=find_nearest(subject, trials, plan.target, plan.allowed, plain)), None
+    return replace(plan, nearest=find_nearest(judge, trials, plan.target, plan.allowed, plain)), None
 
 
 def _search_for_card(
@@ -118,7 +134,7 @@ def _search_for_card(
     )  # fmt: skip
 
 
-def _finish(subject: Subject, taken: BuiltSet, plan: Shrinking, training: bool) -> Shrunk:
+def _finish(subject: Subject, taken: BuiltSet, plan: Shrinking, training: bool, make: Any) -> Shrunk:
     """The chosen set as a model of its own."""
     made = build(subject, taken.candidates) if taken.model is None else taken.model
     small = copy.deepcopy(close_gaps(made, subject))
@@ -126,7 +142,34 @@ def _finish(subject: Subject, taken: BuiltSet, plan: Shrinking, training: bool) 
         difference: Any = describe_difference(subject.model, small)
     except InputError as error:  # said when such a file is asked for
         difference = str(error)
-    return Shrunk(model=small.train(training), plan=plan, difference=difference, call=first_call(subject))
+    return Shrunk(model=small.train(training), plan=plan, difference=difference, call=first_call(subject), make=make)
+
+
+def _check_use(model: Any, healing: Healing | None, trains: bool, optimizer: Any, budget: Any) -> None:
+    """What would be given in vain."""
+    if optimizer is not None and not callable(optimizer):
+        raise InputError(NO_FUNCTION)
+    if optimizer is not None and healing is None and not trains:
+        raise InputError("optimizer= is for heal=, of='training' or to='fits CARD', and none of them is asked for")
+    if budget is not None and healing is None:
+        raise InputError("budget= is the memory of a step of heal=: say how many steps to train, such as heal=200")
+    if trains and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("no parameter of the model is trained, so a training step has no bytes to count")
+
+
+def _check_model(model: Any) -> None:
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model is {type(model).__name__}: shrink takes a torch.nn.Module")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise InputError("the model is TorchScript, which cannot be changed: give the module that it was made from")
+    if any(torch.nn.parameter.is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        raise InputError("the model has lazy layers without a size yet: call it once on a batch before")
+    if next(model.parameters(), None) is None:
+        raise InputError("the model has no parameters: there is nothing to make smaller")
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise InputError("the model is on the meta device: it has no weights that could be measured, load them first")
 
 
 def _read_subject(model: Any, data: Any, loss: Any) -> tuple[Subject, list[str]]:
@@ -134,26 +177,17 @@ def _read_subject(model: Any, data: Any, loss: Any) -> tuple[Subject, list[str]]
     require_torch("outsize.shrink")
     import torch
 
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"model is {type(model).__name__}: shrink takes a torch.nn.Module")
+    _check_model(model)
     if loss is not None and not callable(loss):
         raise InputError(f"loss is {type(loss).__name__}: give a function loss(model, batch)")
-    if next(model.parameters(), None) is None:
-        raise InputError("the model has no parameters: there is nothing to make smaller")
+    if isinstance(loss, torch.nn.Module):
+        name = type(loss).__name__
+        raise InputError(
+            f"loss is the module {name}: give a function, such as lambda model, batch: {name}()(model(batch[0]), batch[1])"
+        )
     batches, more = read_batches(data)
     notes = [f"data has more batches: the first {len(batches)} were measured"] if more else []
-    return Subject(model=share(model).eval(), batches=batches, loss=loss or default_loss), notes
-
-
-def _find_candidates(subject: Subject, methods: Sequence[Method]) -> tuple[list[Candidate], list[str]]:
-    """What the methods offer, and which of them find nothing."""
-    offered = {method: method.candidates(subject) for method in methods}
-    unused = [
-        f"{method.name} finds nothing in this model: it needs {method.needs}"
-        for method in methods
-        if not offered[method]
-    ]
-    return [one for found in offered.values() for one in found], unused
+    return Subject(model=share(model).eval(), batches=interleave(batches), loss=loss or default_loss), notes
 
 
 def refusal(plan: Shrinking) -> BudgetError:
@@ -174,7 +208,8 @@ def refusal(plan: Shrinking) -> BudgetError:
             message += f", which within={math.ceil(rise * 1000) / 1000:g} takes"
     else:
         smallest = min(plan.sets, key=lambda one: one.bytes, default=None)
-        least = "nothing makes this model smaller" if smallest is None else f"the smallest is {at(smallest)}"
+        nothing = "; ".join(["nothing makes this model smaller", *plan.notes[:1]])
+        least = nothing if smallest is None else f"the smallest is {at(smallest)}"
         message = f"{wanted} cannot be reached: {least}"
     size = None if nearest is None else nearest.bytes
     if nearest is not None:

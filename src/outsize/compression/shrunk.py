@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from outsize.compression import files
+from outsize.compression.narrow_state import make_narrow
+from outsize.compression.training_bytes import BITS
 from outsize.core.shrinking import Shrinking
 
 
@@ -22,6 +25,18 @@ class Shrunk:
     """How the model differs from the user's, for files; or why that cannot be said."""
     call: tuple[tuple[Any, ...], dict[str, Any]] | None
     """(arguments, named arguments) of the first call of the model, for exports."""
+
+    make: Callable[[Any], Any] | None = None
+    """The user's function parameters -> optimizer; None: AdamW."""
+
+    def optimizer(self) -> Any:
+        """An optimizer for what is trained of the model, with its state in as many bits as the plan says."""
+        import torch
+
+        make = self.make or torch.optim.AdamW
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        bits = self.model.__dict__.get(BITS, 0)
+        return make_narrow(make, trained, bits) if bits else make(trained)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model: `.safetensors` for `compression.load`, `.pt` for `torch.load`, `.pt2` for `torch.export.load`."""

@@ -18,6 +18,8 @@ def read_size(to: Any, before: int) -> int:
     match = _SHARE.fullmatch(to) if isinstance(to, str) else None
     if match is None:
         size = parse_bytes(to)
+        if 0 < size <= 100:
+            raise InputError(f"to is {to!r}, which is {size} bytes: write '{size}%' for a share of the size")
     else:
         share = float(match.group(1)) / 100
         if not 0 < share <= 1:

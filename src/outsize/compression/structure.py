@@ -25,6 +25,7 @@ _ARGUMENTS = {
     "Sequential": (),
     "Identity": (),
     "Skipped": ("gives_tuple",),
+    "Adapted": ("scale",),
     "HeadAttention": ("embed_dim", "num_heads", "dropout", "batch_first"),
 }  # fmt: skip
 """Classes that methods put in -> the attributes that their constructors take."""
@@ -134,7 +135,11 @@ def make_module(described: dict[str, Any]) -> Any:
     }
     if name == "Skipped":
         return make_skipped(**words)
-    if name == "HeadAttention":
+    if name == "Adapted":
+        from outsize.compression.methods.adapters import make_empty
+
+        module = make_empty(**words)
+    elif name == "HeadAttention":
         from outsize.compression.pruning.head_attention import HeadAttention
 
         module = HeadAttention(**words)

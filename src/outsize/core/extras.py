@@ -6,6 +6,7 @@ In: a package and what needs it. Out: the module, or a `MissingExtra`, which is 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 from outsize.core.errors import MissingExtra
@@ -25,6 +26,11 @@ def need(package: str, what: str, otherwise: str = "") -> Any:
         return importlib.import_module(package)
     except ImportError:
         raise MissingExtra(missing(package, what, otherwise)) from None
+
+
+def has(package: str) -> bool:
+    """True where a package is installed; it is not imported."""
+    return importlib.util.find_spec(package) is not None
 
 
 def missing(package: str, what: str, otherwise: str = "") -> str:

@@ -38,7 +38,7 @@ class ShrinkSet(Noun):
     bytes: int
     """Bytes of the model: exact."""
     loss: float
-    """Measured on the user's data."""
+    """Measured on the user's data: where methods are fitted to data, on batches to which they were not."""
     seconds: float
     """Of the loss of one batch, measured."""
     before: float
@@ -57,11 +57,9 @@ class ShrinkSet(Noun):
 
     @property
     def likely_loss(self) -> float:
-        """What sets are compared by, with one standard error. Without training, a smaller model is not expected to be better: a
-        loss that fell by chance is counted as if it had risen by as much. Of 160 candidates some always fall by chance."""
-        if self.healed is not None:
-            return self.healed + self.doubt
-        return self.before + abs(self.loss - self.before) + self.doubt
+        """What sets are compared by: one standard error above what was measured. So a set that changes the model much and did
+        well by chance is behind one that changes it little."""
+        return self.best_loss + self.doubt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -69,7 +67,9 @@ class Shrinking(Noun):
     """How a model becomes smaller, and what that costs."""
 
     before: int
-    """Bytes of the parameters and buffers as they were."""
+    """Bytes as they were, of what `of` says."""
+    of: str = "weights"
+    """What is counted: `weights` (parameters and buffers) or `training` (those, gradients and optimizer state)."""
     target: int
     """Bytes that were asked for."""
     loss: float

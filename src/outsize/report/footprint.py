@@ -16,7 +16,7 @@ from outsize.report.layout import ByWidth, make_table
 MARKS = {
     "weights": ("W", "blue"), "buffers": ("B", "bright_blue"), "gradients": ("G", "magenta"), "optimizer state": ("O", "cyan"),
     "inputs": ("I", "white"), "activations": ("A", "green"), "temporaries": ("T", "yellow"), "workspace": ("w", "red"),
-    "outputs": ("R", "green"), "constants": ("C", "bright_blue"), "code": ("c", "magenta"),
+    "outputs": ("R", "green"), "KV cache": ("K", "bright_green"), "constants": ("C", "bright_blue"), "code": ("c", "magenta"),
 }  # fmt: skip
 """Kind -> a letter, so that the chart can be read without colour, and a colour."""
 HEIGHT = 12

@@ -42,7 +42,8 @@ def draw(plan: Shrinking) -> RenderableType:
 def headline(plan: Shrinking) -> Text:
     """What was reached, or what comes nearest."""
     asked = f"{format_bytes(plan.target)} ({plan.target / max(1, plan.before):.0%}) asked"
-    start = f"{format_bytes(plan.before)}, loss {plan.loss:.4g} on {plan.batches} batches"
+    what = "" if plan.of == "weights" else " of a training step (without activations)"
+    start = f"{format_bytes(plan.before)}{what}, loss {plan.loss:.4g} on {plan.batches} batches"
     if plan.chosen is not None:
         return Text.assemble(
             start, " -> ", (f"{format_bytes(plan.chosen.bytes)} ({plan.share:.0%})", "bold"),

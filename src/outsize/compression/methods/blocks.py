@@ -25,6 +25,8 @@ class DropBlocks:
 
     name = "drop blocks"
     exactness = Exactness.APPROXIMATE
+    trains = True
+    fitted = False
     saves = "weights, activations and time of whole blocks"
     costs = "what the block added"
     needs = "two blocks or more of one class in a ModuleList or Sequential, whose output has the shape of their input"

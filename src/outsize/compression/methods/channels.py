@@ -32,6 +32,8 @@ class Channels:
 
     name = "prune"
     exactness = Exactness.APPROXIMATE
+    trains = True
+    fitted = True
     saves = "weights, activations, optimizer state and multiplications"
     costs = "what the channels and heads that leave knew"
     needs = "channels or heads that are not normalised as a whole; the others are named by prune"

@@ -28,6 +28,8 @@ class LowRank:
 
     name = "low-rank"
     exactness = Exactness.APPROXIMATE
+    trains = True
+    fitted = True
     saves = "weights, and multiplications"
     costs = "what lies outside the kept directions, and a second call"
     needs = f"Linear layers of at least {LEAST} inputs and outputs whose weights are not shared"

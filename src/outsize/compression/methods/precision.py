@@ -28,9 +28,14 @@ class Precision:
 
     name: str
     exactness = Exactness.APPROXIMATE
+    fitted = False
     costs = "rounding of the weights, and time to decode them"
     needs = "floating-point parameters that are wider"
     loads = "outsize; an exported program (torch.export) needs torch alone"
+
+    @property
+    def trains(self) -> bool:
+        return self.name == "bf16"  # whole numbers have no gradient
 
     @property
     def saves(self) -> str:

@@ -28,6 +28,8 @@ class TuckerConvolution:
 
     name = "tucker"
     exactness = Exactness.APPROXIMATE
+    trains = True
+    fitted = False
     saves = "weights, and multiplications"
     costs = "what lies outside the kept channels, and two more calls"
     needs = f"convolutions without groups, of at least {LEAST} channels on either side"

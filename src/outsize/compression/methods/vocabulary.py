@@ -25,6 +25,8 @@ class Vocabulary:
 
     name = "vocabulary"
     exactness = Exactness.APPROXIMATE
+    trains = True
+    fitted = False
     saves = "rows of embeddings, and of heads that share them"
     costs = "tokens that the data do not use become one"
     needs = "an Embedding with rows that the data do not use"

@@ -54,10 +54,15 @@ def remove(model: Any, tensors: Mapping[str, Axes], kept: Kept, fixes: Sequence[
         if any(dim in kept for axis in axes for dim in dims_of(axis)):
             replace(model, name, lambda old, axes=axes: select(old, axes, kept), done)  # type: ignore[misc]
     counts = {dim: int(np.count_nonzero(stays)) for dim, stays in kept.items()}
+    put: set[tuple[str, str, int | None]] = set()
     for fix in fixes:
-        module = get(model, fix.module) if fix.module else model
-        if module is not None:
+        module, number = get(model, fix.module) if fix.module else model, (fix.module, fix.attribute, fix.place)
+        changes = number in put or any(dim in kept for dim in dims_of(fix.axis))
+        if (
+            module is not None and changes
+        ):  # other numbers are those of axes that an earlier removal may have made shorter
             put_number(module, fix.attribute, fix.place, left_of(fix.axis, counts))
+            put.add(number)
     for module in model.modules():
         _set_sizes(module)
 

@@ -19,10 +19,13 @@ from outsize.core.footprint import Layers, Phase
 from outsize.core.memory import Part
 from outsize.core.noun import Known
 from outsize.core.units import MiB
+from outsize.model.tracing.generation import CACHES
 from outsize.model.tracing.ledger import Held, Ledger
 from outsize.model.tracing.replay import Happened, as_events, happened_on, largest_size, likely_size
 
-KINDS = ("weights", "buffers", "gradients", "optimizer state", "inputs", "activations", "temporaries", "workspace")
+KINDS = (
+    "weights", "buffers", "gradients", "optimizer state", "inputs", "KV cache", "activations", "temporaries", "workspace",
+)  # fmt: skip
 SOMEWHAT = (4 * MiB, 8 * MiB, 16 * MiB)
 """Bytes added to uncertain sizes for the bound: partial sums of convolutions vary by that much."""
 
@@ -102,7 +105,9 @@ def name_kinds(ledger: Ledger) -> None:
     for held in ledger.all:
         if held.kind:
             continue
-        if held.step < 0:
+        if held.line.startswith(CACHES):
+            held.kind = "KV cache"
+        elif held.step < 0:
             held.kind = "inputs"
         elif held.phase != "forward":
             held.kind = "temporaries"

@@ -92,11 +92,16 @@ def _changes(setting: Setting) -> Iterator[tuple[str, str, str, Setting]]:
         lean = replace(setting, precision="bf16", checkpointing=True, batch=1)
         yield "bf16, activations again, batch of 1", APPROXIMATE, "--precision bf16 --checkpointing --batch 1", lean
         low = replace(lean, low_rank=16)
-        yield "LoRA of rank 16 on bf16 weights", OTHER, "peft: LoraConfig(r=16, target_modules='all-linear')", low
+        yield (
+            "LoRA of rank 16 on bf16 weights",
+            OTHER,
+            "outsize.compression.adapt(model, rank=16, bits=16), or peft",
+            low,
+        )
         yield (
             "LoRA of rank 16 on 4-bit weights",
             OTHER,
-            "peft and bitsandbytes: load_in_4bit=True",
+            "outsize.compression.adapt(model, rank=16, bits=4), or peft and bitsandbytes",
             replace(low, bits=4),
         )
     if setting.seq >= 2:

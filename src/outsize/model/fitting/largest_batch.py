@@ -10,7 +10,7 @@ import bisect
 from collections.abc import Callable
 from typing import Any
 
-from outsize.core.errors import BudgetError
+from outsize.core.errors import BudgetError, InputError
 from outsize.core.extras import need
 from outsize.core.units import format_bytes
 from outsize.model.fitting.arguments import read_request
@@ -24,22 +24,37 @@ MOST = 2**16
 
 
 def batch_size(
-    model: Any, loss: Callable[[Any, Any], Any], optimizer: Any, batch: Any, *, budget: int | str | None = None
-) -> int:
-    """The largest number of samples, each like those of `batch`, whose plain training step holds at most `budget` bytes."""
+    model: Any, loss: Callable[[Any, Any], Any] | None = None, optimizer: Any = None, batch: Any = None, *,
+    budget: int | str | None = None, inference: bool = False,
+) -> int:  # fmt: skip
+    """The largest number of samples, each like those of `batch`, whose plain training step holds at most `budget` bytes.
+
+    `inference`: whose output, made without gradients, does. `loss(model, batch)` then is how the model is called, such as a
+    function that generates; None calls it with the batch.
+    """
     need("torch", "outsize.batch_size")
-    request = read_request(model, loss, optimizer, batch, budget=budget, own_step=optimizer is None)
+    if batch is None:
+        raise InputError("give batch=, a batch of which the size is asked: its samples are grown")
+    if inference and optimizer is not None:
+        raise InputError("an inference has no optimizer: leave it out, or leave inference=True out")
+    if not inference and loss is None:
+        raise InputError("give loss(model, batch), or inference=True for a model that only answers")
+    own_step = optimizer is None and not inference
+    request = read_request(model, loss, optimizer, batch, budget=budget, own_step=own_step)
     allowance = request.budgets[0]
     stage = Stage(request.work, batch)
+    what = "an output" if inference else "a step"
 
     def peak(rows: int) -> int:
-        with in_users_code(f"loss(model, batch) with {rows} samples"):
-            return needed_for(stage.with_rows(rows).project(Choice()))
+        with in_users_code(
+            f"the model with {rows} samples" if inference else f"loss(model, batch) with {rows} samples"
+        ):
+            return needed_for(stage.with_rows(rows).project(Choice(), call=request.call))
 
     least = peak(1)
     if least > allowance.bytes:
         raise BudgetError(
-            f"a step of one sample holds {format_bytes(least)}, the budget is {format_bytes(allowance.bytes)}: outsize.fit may "
+            f"{what} of one sample holds {format_bytes(least)}, the budget is {format_bytes(allowance.bytes)}: outsize.fit may "
             "make it fit", needed=least, budget=allowance.bytes, smallest=least,
         )  # fmt: skip
     low, high = 1, 2

@@ -63,6 +63,24 @@ def is_wrapper(tensor: Any) -> bool:
     return bool(part("utils._python_dispatch.is_traceable_wrapper_subclass")(tensor))
 
 
+def are_wrappers(kinds: Any) -> bool:
+    """True where a class of tensors is made of others: it asks for its own way through the dispatcher."""
+    return any(hasattr(kind, "__tensor_flatten__") for kind in kinds)
+
+
+def parts_of(tensor: Any) -> Iterator[Any]:
+    """A tensor, or those that it is made of; a spread one also lists the mesh that it lies on."""
+    import torch
+
+    if not is_wrapper(tensor):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        inner = getattr(tensor, name)
+        if isinstance(inner, torch.Tensor):
+            yield from parts_of(inner)
+
+
 def is_functorch(tensor: Any) -> bool:
     """True for a tensor that `torch.func` has wrapped: it has no storage."""
     return bool(part("_C._functorch.is_functorch_wrapped_tensor")(tensor))

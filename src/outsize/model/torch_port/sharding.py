@@ -31,11 +31,6 @@ def is_spread(tensor: Any) -> bool:
     return "torch.distributed.tensor" in sys.modules and isinstance(tensor, _distributed_tensor())
 
 
-def are_spread(kinds: Any) -> bool:
-    """True where a class of tensors is that of spread ones: they ask for their own way through the dispatcher."""
-    return any(kind.__name__ == "DTensor" for kind in kinds)
-
-
 def local_part(tensor: Any) -> Any:
     """This rank's part of a tensor; a tensor that is not spread is its own."""
     return attribute(tensor, "_local_tensor") if is_spread(tensor) else tensor

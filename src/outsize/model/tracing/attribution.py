@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from outsize.model.torch_port.dispatch import in_backward, next_node, running_node
-from outsize.model.torch_port.sharding import local_part
+from outsize.model.torch_port.dispatch import in_backward, next_node, parts_of, running_node
 from outsize.model.tracing.ledger import Held, Ledger
 
 FILLING = str(Path("torch", "nn", "init.py"))
@@ -183,6 +182,7 @@ class Owners:
         import torch
 
         if isinstance(value, torch.Tensor) and not torch.nn.parameter.is_lazy(value):
-            held = self.ledger.of(local_part(value))
-            if held is not None:
-                held.kind = kind
+            for one in parts_of(value):
+                held = self.ledger.of(one)
+                if held is not None:
+                    held.kind = kind

@@ -21,9 +21,10 @@ from outsize.model.torch_port.compiler import (
     copying_compiled,
     set_compiled_call,
 )
-from outsize.model.torch_port.dispatch import torch_off
+from outsize.model.torch_port.dispatch import is_wrapper, torch_off
 from outsize.model.torch_port.objects import key_of
 from outsize.model.torch_port.patches import copying_tensors
+from outsize.model.torch_port.sharding import is_spread
 from outsize.model.tracing import known_values
 from outsize.model.tracing.tracer import Tracer
 
@@ -80,6 +81,8 @@ def copying(tracer: Tracer, label: str, moved: bool = True) -> Iterator[None]:
     def empty_copy(value: Any, memo: dict[int, Any]) -> Any:
         if id(value) in memo:
             return memo[id(value)]
+        if is_wrapper(value) and not is_spread(value):
+            return memo.setdefault(id(value), _wrapped(value, lambda inner: empty_copy(inner, memo)))
         with torch_off():
             storage = value.untyped_storage()
             base = bases.get(key_of(storage))
@@ -103,6 +106,19 @@ def copying(tracer: Tracer, label: str, moved: bool = True) -> Iterator[None]:
 
     with copying_tensors(empty_copy):
         yield
+
+
+def _wrapped(value: Any, make: Callable[[Any], Any]) -> Any:
+    """A tensor that is made of others, such as a quantised weight of torchao, made of their copies."""
+    import torch
+
+    names, more = value.__tensor_flatten__()
+    inner = {name: make(getattr(value, name)) for name in names}
+    with torch_off():
+        made = type(value).__tensor_unflatten__(inner, more, value.shape, value.stride())
+        if isinstance(value, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, requires_grad=value.requires_grad)
+    return made
 
 
 def _rebind(step: Any, memo: Copies) -> Any:

@@ -13,9 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from outsize.model.torch_port.dispatch import unwrap_functorch
+from outsize.model.torch_port.dispatch import is_wrapper, parts_of, unwrap_functorch
 from outsize.model.torch_port.objects import key_of
-from outsize.model.torch_port.sharding import is_spread, local_part
 
 
 class Held:
@@ -113,8 +112,8 @@ class Ledger:
     def label_of(self, tensor: Any) -> str | None:
         """Device that a tensor believes to be on, None for a tensor the trace has not seen."""
         held = self.of(tensor)
-        if held is None and is_spread(tensor):
-            held = self.of(local_part(tensor))
+        if held is None and is_wrapper(tensor):
+            held = next(filter(None, map(self.of, parts_of(tensor))), None)
         return None if held is None else held.label
 
     def add(self, tensor: Any, label: str, op: str) -> Held:

@@ -19,6 +19,7 @@ from outsize.model.compiled.follow import Follower
 from outsize.model.kernels import attention
 from outsize.model.kernels.layouts import ON_CARD
 from outsize.model.torch_port.dispatch import (
+    are_wrappers,
     arguments_of,
     dispatch_mode,
     in_backward,
@@ -27,7 +28,7 @@ from outsize.model.torch_port.dispatch import (
 )
 from outsize.model.torch_port.objects import holders_of, key_of, storage_key
 from outsize.model.torch_port.patches import wrapping_backward
-from outsize.model.torch_port.sharding import are_spread, following_buffers
+from outsize.model.torch_port.sharding import following_buffers
 from outsize.model.tracing import host_calls, rewrites
 from outsize.model.tracing import known_values as values
 from outsize.model.tracing import packed_sequences as packed
@@ -37,6 +38,7 @@ from outsize.model.tracing.autocast import Autocast
 from outsize.model.tracing.blocks import Blocks
 from outsize.model.tracing.draws import Draws
 from outsize.model.tracing.fake_card import label_for, make_function_mode, pretend
+from outsize.model.tracing.generation import longest_generation
 from outsize.model.tracing.ledger import Held, Ledger
 from outsize.model.tracing.operators import Operator, look_up
 from outsize.model.tracing.other_tensors import explained, refuse_nested
@@ -120,7 +122,7 @@ class Tracer:
                 return True
 
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                if types and are_spread(types):
+                if types and are_wrappers(types):
                     return NotImplemented  # it calls the operator again, on this rank's parts
                 refuse_nested(types, func, tracer.owners.place)
                 if tracer.region is not None:  # the compiler at work
@@ -147,6 +149,7 @@ class Tracer:
                 stack.enter_context(self.owners.watching())
                 stack.enter_context(following_buffers(self.resized))
                 stack.enter_context(self.compiled.running())
+                stack.enter_context(longest_generation())
                 stack.enter_context(Mode())
                 stack.enter_context(fake_card)
                 yield

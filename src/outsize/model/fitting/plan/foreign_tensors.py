@@ -13,7 +13,7 @@ from typing import Any
 
 from outsize.core.units import format_bytes
 from outsize.model.fitting.move.out_of_memory import clear_up
-from outsize.model.torch_port.dispatch import is_wrapper
+from outsize.model.torch_port.dispatch import parts_of
 from outsize.model.torch_port.objects import clear_workspaces
 
 LITTLE = 1 << 20
@@ -75,22 +75,12 @@ def _named(mine: Iterable[Any]) -> dict[int, int]:
     """Where tensors' storages begin -> bytes of them that none of the tensors covers: a batch may be a few rows of all samples,
     and only those are counted as the step's."""
     left: dict[int, int] = {}
-    for tensor in {id(tensor): tensor for whole in mine for tensor in _parts(whole)}.values():
+    for tensor in {id(tensor): tensor for whole in mine for tensor in parts_of(whole)}.values():
         storage = tensor.untyped_storage()
         span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
         before = left.setdefault(storage.data_ptr(), storage.nbytes())
         left[storage.data_ptr()] = max(0, before - span * tensor.element_size())
     return left
-
-
-def _parts(tensor: Any) -> Iterator[Any]:
-    """A tensor, or those that it is made of."""
-
-    if not is_wrapper(tensor):
-        yield tensor
-        return
-    for name in tensor.__tensor_flatten__()[0]:
-        yield from _parts(getattr(tensor, name))
 
 
 def held_on(device: Any) -> int:

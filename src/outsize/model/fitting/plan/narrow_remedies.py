@@ -17,8 +17,12 @@ from outsize.model.fitting.plan.facts import Facts, Sizes
 from outsize.model.fitting.plan.projection import RATES
 from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind, UpdatedInGroups
 
-TOUCHED = 12
-"""How often packing and unpacking go through the numbers, about."""
+TOUCHED = {
+    "cpu": {"state8": 107, "state4": 430, "frozen": 12, "kept": 80},
+    "cuda": {"state8": 12, "state4": 24, "frozen": 12, "kept": 12},
+}
+"""How often packing and unpacking go through the numbers, about. On a CPU: what steps of a GPT took beside the plain ones
+(`benchmarks/approximate_fit.py`), shared out by what each format takes for a number. On a card nothing was measured."""
 
 
 class StateBits(UpdatedInGroups):
@@ -41,8 +45,8 @@ class StateBits(UpdatedInGroups):
         return replace(sizes, fixed=sizes.fixed - saved, visiting=sizes.visiting + facts.copies)
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        """4 bits cost more than time."""
-        return TOUCHED * facts.state / RATES[facts.device][1] * (8 / choice.state_bits)
+        touched = TOUCHED[facts.device][f"state{choice.state_bits}"]
+        return touched * facts.state / RATES[facts.device][1]
 
     def degree(self, choice: Choice) -> str:
         return f"{choice.state_bits} bits"
@@ -73,7 +77,7 @@ class FrozenBits(RemedyKind[Facts]):
         return replace(sizes, fixed=sizes.fixed - facts.frozen * (1 - narrow_share(8, 4)) + facts.largest)
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        return 2 * choice.slices * TOUCHED * facts.frozen / RATES[facts.device][1]
+        return 2 * choice.slices * TOUCHED[facts.device]["frozen"] * facts.frozen / RATES[facts.device][1]
 
     def degree(self, choice: Choice) -> str:
         return ""
@@ -106,7 +110,7 @@ class KeptBits(RemedyKind[Facts]):
         return [replace(choice, kept_bits=0), choice]
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        return TOUCHED * facts.activations / RATES[facts.device][1]
+        return TOUCHED[facts.device]["kept"] * facts.activations / RATES[facts.device][1]
 
     def degree(self, choice: Choice) -> str:
         return ""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from outsize.model.fitting.move import evicted
+from outsize.model.torch_port.dispatch import parts_of
 from outsize.model.torch_port.objects import key_of, start_allocator_events, stop_allocator_events, storage_key
 
 STATE = 5056
@@ -64,7 +65,8 @@ class Meter:
                 torch.cuda.reset_peak_memory_stats()
             self.open = True
             return True
-        storages = {key_of(storage): storage for tensor in held() for storage in (tensor.untyped_storage(),)}
+        parts = (part for tensor in held() for part in parts_of(tensor))
+        storages = {key_of(storage): storage for part in parts for storage in (part.untyped_storage(),)}
         self._total = self._peak = sum(storage.nbytes() for storage in storages.values())
         self._old = {
             key: storage.nbytes()
