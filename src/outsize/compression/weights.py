@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from outsize.model.torch_port.dispatch import parts_of
 from outsize.model.torch_port.objects import key_of, parameter_table
 
 SMALL = 0.005
@@ -30,13 +31,9 @@ def storages_of(model: Any) -> dict[int, int]:
 
 
 def _storages(tensor: Any) -> Iterator[tuple[int, int]]:
-    inside = getattr(tensor, "__tensor_flatten__", None)
-    if inside is not None:
-        for name in inside()[0]:
-            yield from _storages(getattr(tensor, name))
-        return
-    storage = tensor.untyped_storage()
-    yield key_of(storage), storage.nbytes()
+    for inner in parts_of(tensor):
+        storage = inner.untyped_storage()
+        yield key_of(storage), storage.nbytes()
 
 
 def share(model: Any) -> Any:

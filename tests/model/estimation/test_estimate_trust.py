@@ -331,7 +331,7 @@ def test_scratch_that_was_not_measured_is_said_where_it_matters(batch, said):
     assert found.fits and not found.guesses
 
 
-IN_USE = nn.Linear(64, 64)
+IN_USE = torch.nn.Linear(64, 64)
 NOT_IN_USE = torch.zeros(1 << 20)
 
 

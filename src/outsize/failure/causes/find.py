@@ -170,7 +170,15 @@ RULES: tuple[Rule, ...] = (
     device.fraction, device.own_share, device.bfc_fragmentation, device.refused_though_free, device.refused_block,
     device.driver_refused, device.weights_refused, device.kept, device.other_process, device.graph_pools, host.rlimit,
     host.small_request, host.grown, host.signal, true_need, unsaid,
-)
+)  # fmt: skip
+"""Asked in this order; the first that answers is the cause."""
+
+
+def find_causes(case: Case) -> tuple[Cause, ...]:
+    """The cause, then the candidates that it leaves open."""
+    found: list[Cause] = []
+    for rule in RULES:
+        cause = rule(case)
         if cause is None or any(cause.name == other.name for other in found):
             continue
         if rule is unsaid and found:

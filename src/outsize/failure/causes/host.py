@@ -6,7 +6,7 @@ import math
 
 from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
-from outsize.failure.case import DMESG, SMALL, Case, make_cause, pair_of_long_axes
+from outsize.failure.case import DMESG, SMALL, Case, make_cause
 from outsize.failure.signs import JOB_KILL, POOL_OF_JAVA, RAM
 
 MANY = 300_000

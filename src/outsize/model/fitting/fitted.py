@@ -291,7 +291,7 @@ class Fitted:
                 if self.measured is None and not self._windows and self._work.device == "cuda":
                     torch.cuda.empty_cache()  # what was let go of since the plan was made would count as held
                 reset = self._faster.watched > 0 and not self.choice.hosted
-                mine = self._is_measured(batch) and self._meter.begin(lambda: self._held(batch), reset=reset)
+                mine = self._meter.begin(lambda: self._held(batch), reset=reset)
                 result = run()
             except BaseException as error:  # an interrupt too leaves everything as it was
                 if runner.half_updated:
@@ -353,11 +353,6 @@ class Fitted:
             *batches.tensors_of(batch).values(),
         )
         return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
-
-    def _is_measured(self, batch: Any) -> bool:
-        """The parts of a user's own step are measured all, or none would be its highest."""
-        shapes = [tuple(tensor.shape) for tensor in batches.tensors_of(batch).values()]
-        return bool(self._work.backwards) or self._meter.is_due((id(self._now), shapes))
 
     def _close_window(self) -> None:
         peak = self._meter.end()

@@ -113,7 +113,8 @@ def _wrapped(value: Any, make: Callable[[Any], Any]) -> Any:
     import torch
 
     names, more = value.__tensor_flatten__()
-    inner = {name: make(getattr(value, name)) for name in names}
+    held = {name: getattr(value, name) for name in names}
+    inner = {name: make(one) if isinstance(one, torch.Tensor) else one for name, one in held.items()}
     with torch_off():
         made = type(value).__tensor_unflatten__(inner, more, value.shape, value.stride())
         if isinstance(value, torch.nn.Parameter):

@@ -75,6 +75,8 @@ def follow(
     if operator.view or operator.name in packed.RULES:
         return (), results
     tensors = [*tensors_in((args, kwargs)), *results]
+    if not tensors:  # a profiler's mark
+        return (), results
     if operator.pointwise and _is_plain(tensors):
         return (), results
     call = _seen(operator, args, kwargs, out, results, tensors)

@@ -23,13 +23,6 @@ MARK = 7919
 """Bytes of a mark among the allocator's events: a size that nobody else asks for."""
 
 
-MEASURED = 4
-"""Steps that are measured on a CPU while batches have the same shapes."""
-
-EVERY = 16
-"""After them one in so many is measured."""
-
-
 class Meter:
     """Measures one window after the other."""
 
@@ -38,8 +31,6 @@ class Meter:
         self.open = False
         """A window is open."""
         self._kind = kind
-        self._alike: tuple[Any, int] = None, 0
-        """What the last steps had in common, and how many there were before the last one."""
         self._total = self._peak = 0
         self._is_apart = False
         """The events that come belong to nobody's count."""
@@ -47,12 +38,6 @@ class Meter:
         """Storage -> bytes, where the allocator had handed them out before it was listened to: it does not tell of their end."""
         self._renewed: dict[int, int] = {}
         """Storage -> its address, where it was emptied and filled again in a window."""
-
-    def is_due(self, alike: Any) -> bool:
-        """Of steps that are `alike` the first few, and then some: a CPU's allocator tells of operators too, which takes time."""
-        number = self._alike[1] + 1 if self._alike[0] == alike else 0
-        self._alike = alike, number
-        return self._kind != "cpu" or number < MEASURED or number % EVERY == 0
 
     def begin(self, held: Callable[[], Iterable[Any]], reset: bool = True) -> bool:
         """A window begins, with the tensors that `held` gives; False where one is open. `reset`: a card counts from now."""
