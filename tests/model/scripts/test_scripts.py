@@ -247,7 +247,6 @@ def test_a_compiled_model_is_followed_where_the_compiler_works_and_else_as_it_wa
     ("line", "kind"),
     [
         ("torch.sparse_coo_tensor(torch.zeros(2, 3, dtype=torch.long), torch.ones(3), (4, 4))", "sparse"),
-        ("torch.nn.functional.relu(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged))", "nested"),
         ("torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(8, 8)), dtype=torch.qint8)", "quantised"),
     ],
 )  # fmt: skip

@@ -227,7 +227,8 @@ class Job:
             step, args = self.step, self.args
             try:
                 if self.build is not None:
-                    step, build = contentless.convert_builder(tracer, self.step, self.build, self.label)
+                    moved = everything is not None
+                    step, build = contentless.convert_builder(tracer, self.step, self.build, self.label, moved)
                     made = build(*sizes)
                     args = made if isinstance(made, tuple) else (made,)
                 else:

@@ -39,11 +39,11 @@ def convert(tracer: Tracer, step: Callable[..., Any], args: tuple[Any, ...], lab
     return _converted(tracer, label, lambda memo: (_rebind(step, memo), copy.deepcopy(args, memo)))
 
 
-def convert_builder(tracer: Tracer, step: Any, build: Any, label: str) -> tuple[Any, Any]:
-    """(step, builder): what they reach is without contents and where it is; as they are where they reach no tensor."""
+def convert_builder(tracer: Tracer, step: Any, build: Any, label: str, moved: bool) -> tuple[Any, Any]:
+    """(step, builder): what they reach is without contents, where it is or `moved`; as they are where they reach no tensor."""
     if not (_reaches_tensors(step) or _reaches_tensors(build)):
         return step, build
-    return _converted(tracer, label, lambda memo: (_rebind(step, memo), _rebind(build, memo)), moved=False)
+    return _converted(tracer, label, lambda memo: (_rebind(step, memo), _rebind(build, memo)), moved)
 
 
 def _converted(tracer: Tracer, label: str, convert_all: Callable[[Copies], T], moved: bool = True) -> T:

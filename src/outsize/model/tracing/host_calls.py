@@ -39,7 +39,7 @@ QUIET = {
     "_log_softmax_backward_data", "nll_loss_forward", "nll_loss_backward", "arange", "nll_loss2d_forward",
     "nll_loss2d_backward", "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "cumsum",
     "slice_backward", "select_backward", "constant_pad_nd", "zeros", "ones", "full", "tril", "triu", "norm",
-    "linalg_vector_norm",
+    "linalg_vector_norm", "zero_", "fill_",
 }  # fmt: skip
 """Operators that take little inside at any size, if their arguments are contiguous."""
 

@@ -89,18 +89,20 @@ class ObjectStore(Store):
         self.granule = granule or tuple(min(n, 1) for n in self.shape)
 
     def extent(self, region: Region) -> int:
-        return self._room(region, self.traffic(region))
+        """Where the grid that a region lies on and that of granules do not nest, a region like it may touch a granule more."""
+        return self._room(region, on_grid=True)
 
     def most(self, region: Region) -> int:
         """Wherever it lies, a region may touch a granule more along each axis."""
-        covered = math.prod(
-            min(-(-(b - a + g - 1) // g), -(-n // g)) * g
+        return self._room(region, on_grid=False)
+
+    def _room(self, region: Region, on_grid: bool) -> int:
+        touched = (
+            min(max(b - a, g), n) if on_grid and _nests(a, b, g) else min(-(-(b - a + g - 1) // g), -(-n // g)) * g
             for (a, b), g, n in zip(region, (max(1, g) for g in self.granule), self.shape, strict=True)
         )
-        return self._room(region, covered * self.dtype.itemsize)
-
-    def _room(self, region: Region, touched: int) -> int:
-        return round_up(self.bytes_of(region)) + round_up(int(self._memory * touched) + _CONSTANT)
+        decoded = int(self._memory * math.prod(touched) * self.dtype.itemsize)
+        return round_up(self.bytes_of(region)) + round_up(decoded + _CONSTANT)
 
     def traffic(self, region: Region) -> int:
         """Whole granules: the library fetches and decodes all of each that is touched."""
@@ -118,6 +120,12 @@ class ObjectStore(Store):
 
     def fingerprint(self) -> str:
         return f"{self.name} {self.shape} {self.dtype.str} {id(self._source)}"
+
+
+def _nests(start: int, stop: int, granule: int) -> bool:
+    """True where a span is one of equal spans from 0 on, which are whole granules or whole parts of one."""
+    size = stop - start
+    return size > 0 and start % size == 0 and (size % granule == 0 or granule % size == 0)
 
 
 class ObjectSink(InPlace):
