@@ -66,7 +66,9 @@ def answer(value: Any) -> Callable[..., Any]:
 class Stream:
     """Stands for CUDA streams and events: work is in order, so there is nothing to wait for."""
 
-    cuda_stream = 0
+    cuda_stream = stream_id = device_index = 0
+    device_type = 1
+    """CUDA's number among torch's kinds of devices."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
