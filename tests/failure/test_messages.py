@@ -13,6 +13,7 @@ from hypothesis import given
 
 import outsize
 from outsize.failure.message import read
+from outsize.failure.message.formats import read_formats
 
 FIELDS = (
     "requested_bytes",
@@ -134,3 +135,9 @@ def check_no_absurd_number(text):
         if name.endswith("_bytes") and value is not None:
             assert value >= 0
             assert value <= 2**57 or name in named
+
+
+def test_every_wording_compiles_though_a_message_needs_only_a_few():
+    for row in read_formats():
+        patterns = [row.anchor, *row.clauses, *row.each.values(), *([] if row.unless is None else [row.unless])]
+        assert all(set(pattern.regex.groupindex) >= set(pattern.holes) for pattern in patterns), row.name

@@ -10,6 +10,7 @@ Holes: `{field}` or `{field:kind}`; a name that is no field of `Failure` goes to
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -104,27 +105,33 @@ def _literals(template: str) -> tuple[str, ...]:
 
 
 class Pattern:
-    """A compiled template."""
-
-    __slots__ = ("_literals", "_regex", "constants", "holes")
+    """A template, compiled when it is first looked for: of hundreds a message needs a few."""
 
     def __init__(self, template: str, **constants: Any) -> None:
         self.constants = constants
         """Fields that this pattern settles by being there at all, such as `device="cpu"`."""
-        self.holes: dict[str, Kind] = {}
+        self._template = template
+
+    @functools.cached_property
+    def _literals(self) -> tuple[str, ...]:
+        return _literals(self._template)
+
+    @functools.cached_property
+    def holes(self) -> dict[str, Kind]:
         """Hole -> what stands in it."""
-        self._literals = _literals(template)
+        found = _HOLE.finditer(self._template)
+        return {hole.group(1): KINDS[hole.group(2) or _DEFAULT_KINDS.get(hole.group(1), "size")] for hole in found}
+
+    @functools.cached_property
+    def regex(self) -> re.Pattern[str]:
+        """The template as an expression."""
         pieces, end = [], 0
-        for hole in _HOLE.finditer(template):
-            kind = hole.group(2) or _DEFAULT_KINDS.get(hole.group(1), "size")
-            self.holes[hole.group(1)] = KINDS[kind]
-            pieces += [
-                _loosen(template[end : hole.start()]),
-                f"(?P<{hole.group(1)}>{KINDS[kind].pattern})",
-            ]
+        for hole in _HOLE.finditer(self._template):
+            name = hole.group(1)
+            pieces += [_loosen(self._template[end : hole.start()]), f"(?P<{name}>{self.holes[name].pattern})"]
             end = hole.end()
-        pieces.append(_loosen(template[end:]))
-        self._regex = re.compile("".join(pieces), re.IGNORECASE | re.MULTILINE)
+        pieces.append(_loosen(self._template[end:]))
+        return re.compile("".join(pieces), re.IGNORECASE | re.MULTILINE)
 
     def may_be_in(self, key: str) -> bool:
         """False where no match is possible: asking for a plain piece of text costs next to nothing."""
@@ -132,11 +139,11 @@ class Pattern:
 
     def find(self, text: str, start: int = 0, end: int | None = None) -> re.Match[str] | None:
         """The first place in `text[start:end]`."""
-        return self._regex.search(text, start, len(text) if end is None else end)
+        return self.regex.search(text, start, len(text) if end is None else end)
 
     def find_all(self, text: str) -> Iterator[dict[str, Any]]:
         """The fields of every place, at most a hundred."""
-        for count, match in enumerate(self._regex.finditer(text)):
+        for count, match in enumerate(self.regex.finditer(text)):
             if count == 100:
                 return
             yield self.read(match)
