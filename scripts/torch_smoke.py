@@ -1,4 +1,4 @@
-"""A smoke of the model room under one torch: `estimate`, `fit` and hosted `fit`, each with SGD, AdamW and autocast.
+"""A smoke of the model room under one torch: `estimate`, `fit` and `shrink`, each with SGD, AdamW and autocast.
 
 In: the torch of the interpreter that runs it. Out: one line of JSON: the version of torch, and for each case "ok" or what went
 wrong in a sentence. No card is used, so a case that reaches for one fails. Results are compared with plain torch.
@@ -81,6 +81,26 @@ def estimate(way: str) -> None:
         found = outsize.estimate(step, build=build, device=device)
         weights = sum(4 * p.numel() for p in make_model().parameters())
         assert found.peak_allocated.bytes > 2 * weights, f"{found.peak_allocated.bytes} bytes are less than two copies"
+        assert not found.guesses, found.guesses[0]
+
+
+def estimate_rank(way: str) -> None:
+    """One of eight ranks, with parts of torch.distributed loaded as accelerate loads them."""
+    import torch.distributed.tensor.parallel  # noqa: F401
+
+    def build() -> Any:
+        model = make_model().cuda()
+        return model, make_optimizer(way, model), make_batch().cuda()
+
+    def step(model: Any, optimizer: Any, batch: Any) -> None:
+        loss_of(way)(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    whole = outsize.estimate(step, build=build).peak_allocated.bytes
+    kinds = ("ddp", "fsdp") if hasattr(torch.distributed.fsdp, "fully_shard") else ("ddp",)
+    found = {kind: outsize.estimate(step, build=build, ranks=8, sharding=kind).peak_allocated.bytes for kind in kinds}
+    assert found.get("fsdp", 0) < whole < found["ddp"], f"{whole} {found}"
 
 
 def fit(way: str) -> None:
@@ -104,6 +124,27 @@ def fit_hosted(way: str) -> None:
     compare(way, model, expected)
 
 
+def fit_tensors(way: str) -> None:
+    """Saved tensors are made again or moved one by one."""
+    loss, batch = loss_of(way), make_batch()
+    model, optimizer, expected = prepare(way, batch)
+    plain = outsize.fit(model, loss, optimizer, batch, budget="8GiB", dry_run=True).plan.plain
+    others = ("slices", "checkpoint", "offload", "chunks")
+    fitted = outsize.fit(model, loss, optimizer, batch, budget=plain * 8 // 10, without=others)
+    assert fitted.choice.recipes or fitted.choice.tensors_away, str(fitted.choice)
+    fitted.step(batch)
+    assert fitted.measured <= fitted.plan.peak(), f"{fitted.measured} {fitted.plan.peak()}"
+    compare(way, model, expected)
+
+
+def shrink(way: str) -> None:
+    model, loss = make_model(), loss_of(way)
+    small = outsize.shrink(model, [make_batch()], loss=loss, to="60%", methods=("bf16", "int8"), within=1.0)
+    size = sum(p.numel() * p.element_size() for p in small.model.parameters())
+    size += sum(b.numel() * b.element_size() for b in small.model.buffers())
+    assert size <= 0.61 * sum(4 * p.numel() for p in model.parameters()), f"{size} bytes are left"
+
+
 def prepare(way: str, batch: Any) -> tuple[nn.Module, Any, nn.Module]:
     """(model, its optimizer, what one plain step makes of the model)."""
     model = make_model()
@@ -120,7 +161,10 @@ def compare(way: str, model: nn.Module, expected: nn.Module) -> None:
         assert far <= CLOSE[way], f"{name} differs from plain torch's by {far:.1e}"
 
 
-VERBS = {"estimate": estimate, "fit": fit, "hosted fit": fit_hosted}
+VERBS = {
+    "estimate": estimate, "ranks": estimate_rank, "fit": fit, "tensors": fit_tensors, "hosted fit": fit_hosted,
+    "shrink": shrink,
+}  # fmt: skip
 
 
 def try_case(verb: Callable[[str], None], way: str) -> str:
