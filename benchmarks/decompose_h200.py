@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -54,10 +55,14 @@ def make(rows: int, length: int, rank: int) -> np.ndarray:
     plane = np.einsum("rst,js,kt->rjk", core, b, c, optimize=True)
     x = np.empty((rows, length, length), "f4")
     noise = np.float32(0.005 * plane.std()) * draws.standard_normal((16, length, length), dtype="f4")
-    for start in range(0, rows, 16):
+
+    def make_slabs(start: int) -> None:
         part = x[start : start + 16]
-        np.copyto(part, np.tensordot(a[start : start + 16], plane, axes=(1, 0)))
+        np.matmul(a[start : start + 16], plane.reshape(rank, -1), out=part.reshape(len(part), -1))
         part += noise[: len(part)]
+
+    with ThreadPoolExecutor(16) as crew:
+        list(crew.map(make_slabs, range(0, rows, 16)))
     return x
 
 
