@@ -2,11 +2,11 @@
 
     python benchmarks/arrays_rows_h200.py [--out FILE.json] [--sizes 16,140] [--device-gib 8] [--scale 1]
 
-Each work runs on rows of 512 float32 numbers that lie in plain and, at the first size, in page-locked memory. What binds is the longest
-of the link (page-locked copies in large pieces), the copies into page-locked memory where the array is plain, and the
-operations at the card's float32 rate, all measured in this run. `reached` is that floor over the seconds of the faster of two calls. The last size is
-larger than the machine's memory, so its array is half as long and joined with itself: every byte crosses the link twice. The driver is
-asked for the card's free memory meanwhile. Results are compared with float64 on some rows, on the card.
+Each work runs on rows of 512 float32 numbers that lie in plain and, at the first size, in page-locked memory. What binds is the
+longest of the link (page-locked copies in large pieces), the copies into page-locked memory where the array is plain, and the
+operations at the card's float32 rate, all measured in this run. `reached` is that floor over the seconds of the faster of two
+calls. The last size is larger than the machine's memory, so its array is half as long and joined with itself: every byte crosses
+the link twice. The driver is asked for the card's free memory meanwhile. Results are compared with float64, on the card.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ from outsize.engine.pinned import lock_array, lock_memory
 
 GIB = 1 << 30
 LENGTH = 512
-NAMES = ("gram", "unit rows' gram", "unit rows by 64 directions", "softmax entropy of rows", "argmax of rows", "std of columns")
+NAMES = (
+    "gram",
+    "unit rows' gram",
+    "unit rows by 64 directions",
+    "softmax entropy of rows",
+    "argmax of rows",
+    "std of columns",
+)
 
 
 def fill(array: np.ndarray, block: np.ndarray) -> None:
@@ -50,7 +57,8 @@ def works(x, directions):
     shifted = xp.exp(x - xp.max(x, axis=1, keepdims=True))
     share = shifted / xp.sum(shifted, axis=1, keepdims=True)
     nodes = (
-        x.T @ x, unit.T @ unit, unit @ directions, -xp.sum(share * xp.log(share), axis=1), xp.argmax(x, axis=1), xp.std(x, axis=0),
+        x.T @ x, unit.T @ unit, unit @ directions,
+        -xp.sum(share * xp.log(share), axis=1), xp.argmax(x, axis=1), xp.std(x, axis=0),
     )  # fmt: skip
     products = 2 * rows * length
     operations = (products * length, products * length, products * 64, 0, 0, 0)
@@ -106,8 +114,9 @@ def run(label, x, block, directions, budget, levels, rows, array=None, small=Non
                 taken = max(taken, watch.taken)
             seconds, floor, binds = kept
             row = {
-                "array": label, "work": name, "GiB": x.nbytes / GIB, "seconds": round(seconds, 3), "floor": round(floor, 3), "binds": binds,
-                "reached": round(floor / seconds, 3), "differs": differ(found, wanted), "MiB taken": taken >> 20, "inside": taken <= budget,
+                "array": label, "work": name, "GiB": x.nbytes / GIB, "seconds": round(seconds, 3),
+                "floor": round(floor, 3), "binds": binds, "reached": round(floor / seconds, 3),
+                "differs": differ(found, wanted), "MiB taken": taken >> 20, "inside": taken <= budget,
             }  # fmt: skip
         except Exception as error:
             row = {"array": label, "work": name, "failed": f"{type(error).__name__}: {str(error)[:300]}"}
@@ -145,7 +154,9 @@ def main():
     measure("plain", x, array=array[: lines[0]], small=small.array)
     if len(sizes) > 1:
         half = outsize.open(array[: lines[1]])
-        measure("plain, joined with itself", xp.concat([half, half], axis=0), array=array[: lines[1]], small=small.array)
+        measure(
+            "plain, joined with itself", xp.concat([half, half], axis=0), array=array[: lines[1]], small=small.array
+        )
     locked = lock_array(array[: lines[0]])
     measure("page-locked" if locked.locked else "not page-locked after all", outsize.open(array[: lines[0]]))
     if given.out:

@@ -1,8 +1,8 @@
 """The map and reduction passes on a device: the same tiles, chunks and results, a chunk's work done there.
 
 Leaves of a chain (whatever is not elementwise: files, transpositions, joins) are made on the host into page-locked
-memory; the chain and the reduction run on the device. Partial results of chunks come back and are folded on the host in
-the chunks' order, as on the processor. Sums and moments are accumulated in the same wide dtypes.
+memory; the chain, the short lanes that it reads and the reduction run on the device. Partial results of chunks come back and
+are folded on the host in the chunks' order, as on the processor. Sums and moments are accumulated in the same wide dtypes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from outsize.array.device.base import DeviceBudget, array_bytes, padded
-from outsize.array.device.lower import DeviceRegisters, Lowered, Refused, Trivial, lower, slice_elements
-from outsize.array.device.transfer.pipeline import Parcel, Pipeline, load, parcel_bytes, settled
+from outsize.array.device.folding import Folding, check_fold, dtype_there
+from outsize.array.device.local_work import LocalWork
+from outsize.array.device.lower import DeviceRegisters, Lowered, Trivial, slice_elements
+from outsize.array.device.transfer.pipeline import Parcel, Pipeline, load, settled
 from outsize.array.device.transfer.staging import Staging, staging_threads
 from outsize.array.graph.barrier import Reduce
-from outsize.array.graph.compile import compile_program
-from outsize.array.graph.elementwise import Elementwise, broadcast_region
-from outsize.array.graph.fold import count
+from outsize.array.graph.elementwise import Elementwise
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
-from outsize.array.kernels.accumulators import Accumulator, ArgExtreme, Fold, Moments, States
+from outsize.array.kernels.accumulators import ArgExtreme, Fold, States
 from outsize.array.kernels.fused import cut_slices
 from outsize.array.passes.base import ANY, BARE, Effort, Job, Pass, Room, Sized, inside
 from outsize.array.passes.map import MapPass
@@ -93,20 +93,21 @@ class OnDevice(Pass):
     locks = (True, False)
 
     def _gather(self, roots: Sequence[Node], bindings: Mapping[Node, Store]) -> None:
-        self.chains, self.leaves = {}, []
+        self.local = LocalWork(self.device_budget.device, bindings, self.tuning)
         for root in roots:
-            if id(root) in self.chains:
-                continue
-            chain = lower(compile_program(root, bindings, self.tuning.slice), self.device_budget.device.kernels)
-            self.chains[id(root)] = chain
-            for leaf, moved in zip(chain.program.leaves, chain.moved, strict=True):
-                if moved and not any(leaf is known for known in self.leaves):
-                    self.leaves.append(leaf)
+            self.local.add(root)
+        self.chains, self.leaves, self.lanes = self.local.chains, self.local.leaves, self.local.lanes
+        made = self.local.accumulators.values()
+        self.wide = max((dtype_there(accumulator).itemsize for accumulator in made), default=0)
+        self.results = max((math.prod(accumulator.kept(roots[0].shape)) for accumulator in made), default=0)
+
+    def _behind(self, elements: int) -> int:
+        """Bytes of the registers of any chain."""
+        return max(chain.registers(elements) for chain in self.chains.values())
 
     def scratch(self, elements: int) -> int:
         """Bytes that all chunks share on the device: registers of the chain, a slice as it is reduced, what it is reduced to."""
-        most = max(chain.registers(elements) for chain in self.chains.values())
-        return most + padded(elements * self.wide) + padded(min(elements, self.results) * self.wide)
+        return self._behind(elements) + padded(elements * self.wide) + padded(min(elements, self.results) * self.wide)
 
     def _slice(self) -> int:
         """Elements of a slice: few long ones, since every kernel needs the interpreter."""
@@ -160,20 +161,23 @@ class OnDevice(Pass):
                 registers.clear()  # an error's traceback would keep arrays on the device alive
 
     def send(self, region: Region, frame: Frame, known: Mapping[int, bool]) -> list[Parcel]:
-        """Every leaf's block of a region."""
-        return [load(leaf, region, frame, self.device_budget.device, known.get(id(leaf))) for leaf in self.leaves]
+        """Every block that a region needs."""
+        sent = self.local.parts(region).sent
+        return [load(leaf, part, frame, self.device_budget.device, known.get(id(leaf))) for leaf, part in sent]
 
-    def arrays_of(self, chain: Lowered, arrays: list[Any]) -> list[Any]:
-        """What was sent, in the order of a chain's leaves."""
-        numbers = {id(leaf): number for number, leaf in enumerate(self.leaves)}
-        return [arrays[numbers[id(leaf)]] if moved else None
-                for leaf, moved in zip(chain.program.leaves, chain.moved, strict=True)]  # fmt: skip
+    def _sent(self, sized: Any) -> int:
+        """Bytes over the link to the device."""
+        return sum(n * math.prod(region_shape(part)) * leaf.dtype.itemsize
+                   for region, n in self.kinds(sized.grid, sized.chunk)
+                   for leaf, part in self.local.parts(region).sent)  # fmt: skip
+
+    def cost(self, sized: Any) -> float:
+        """What is read, and what could be read while the link is busy."""
+        link = self.device_budget.device.rates().link_in
+        return super().cost(sized) + self._sent(sized) * self.tuning.disk_rate / link
 
     def levels(self, sized: Any) -> tuple[Level, ...]:
-        rates = self.device_budget.device.rates()
-        chunks = self.kinds(sized.grid, sized.chunk)
-        into = sum(n * math.prod(region_shape(broadcast_region(region, leaf.shape))) * leaf.dtype.itemsize
-                   for region, n in chunks for leaf in self.leaves)  # fmt: skip
+        rates, into = self.device_budget.device.rates(), self._sent(sized)
         out = sum(node.nbytes for node, _ in self.outputs)
         operations = sum(len(chain.program.instructions) for chain in self.chains.values()) + 1
         touched, once = 2 * operations * into, sum(leaf.nbytes for leaf in self.leaves)
@@ -214,8 +218,7 @@ class DeviceMapPass(OnDevice, MapPass):
         self.send(region, frame, {})
         if not self.arrives or not self._lands(self.sink.lay(region, _NOTHING)):
             frame.array(region_shape(region), self.node.dtype)
-        sent = sum(parcel_bytes(leaf, region) for leaf in self.leaves)
-        frame.device = sent + array_bytes(region_shape(region), self.node.dtype)
+        frame.device = self.local.nbytes(region) + array_bytes(region_shape(region), self.node.dtype)
 
     def _lands(self, target: Block) -> bool:
         """True where a chunk can be brought straight to this place."""
@@ -229,11 +232,13 @@ class DeviceMapPass(OnDevice, MapPass):
             return
         parcels = self.send(chunk, frame, job.sized.known)
         landing = target if self._lands(target) else frame.array(shape, self.node.dtype.newbyteorder("="))
-        chain, registers = self.chains[id(self.node)], job.opened.registers[id(self.node)]
+        registers = job.opened.registers[id(self.node)]
 
         def work(arrays: list[Any], place: int) -> Iterable[tuple[Block, Any]]:
+            behind = self._behind(registers.elements)
+            found, place = self.local.make(job.opened.registers, behind, arrays, place, chunk)
             out = self.device_budget.device.view(place, shape, landing.dtype)
-            ins = self.arrays_of(chain, arrays)
+            ins = self.local.leaves_of(self.node, chunk, found)
             for index, part in cut_slices(shape, registers.elements):
                 registers.value(ins, index, part, out[index] if index else out)
             return [(landing, out)]
@@ -245,16 +250,6 @@ class DeviceMapPass(OnDevice, MapPass):
 
 _PLACES = np.dtype(np.int64)
 """dtype of indices."""
-_TRUTHS = {"or": "maximum", "and": "minimum"}
-"""Kind of fold of truths -> what a device does with bytes."""
-
-
-def _dtype_there(accumulator: Accumulator) -> np.dtype[Any]:
-    """dtype in which a device accumulates: integers wrap alike with and without sign, truths are bytes; extremes are looked for
-    in what they are of."""
-    working = (accumulator.dtype if isinstance(accumulator, ArgExtreme) else accumulator.working).newbyteorder("=")
-    others: dict[str, np.dtype[Any]] = {"?": np.dtype(np.uint8), "L": np.dtype(np.int64)}
-    return others.get(working.char, working)
 
 
 class DeviceReducePass(OnDevice, ReducePass):
@@ -265,38 +260,15 @@ class DeviceReducePass(OnDevice, ReducePass):
     ) -> None:  # fmt: skip
         super().__init__(outputs, bindings, tuning)
         self.device_budget = allowed
-        for source, accumulator in self.accumulators:
-            self._check(source, accumulator)
+        for _, accumulator in self.accumulators:
+            if math.prod(self.domain) == 0 or not accumulator.axes:
+                raise Trivial("nothing is reduced")
+            check_fold(accumulator, allowed.device)
         self._gather([source for source, _ in self.accumulators], bindings)
-        self.wide = max(_dtype_there(accumulator).itemsize for _, accumulator in self.accumulators)
-        self.results = max(math.prod(accumulator.kept(self.domain)) for _, accumulator in self.accumulators)
+        self.wide = max(self.wide, *(dtype_there(one).itemsize for _, one in self.accumulators))
+        self.results = max(self.results, *(math.prod(one.kept(self.domain)) for _, one in self.accumulators))
         lanes = [self.domain[one.axes[0]] for _, one in self.accumulators if isinstance(one, ArgExtreme)]
         self.longest = max(lanes, default=0)
-
-    def _check(self, source: Node, accumulator: Accumulator) -> None:
-        kernels = self.device_budget.device.kernels
-        if math.prod(self.domain) == 0 or not accumulator.axes:
-            raise Trivial("nothing is reduced")
-        kind, working = accumulator.kind if isinstance(accumulator, Fold) else "", accumulator.working
-        several, extreme = len(accumulator.axes) > 1 and not accumulator.flat, kind in ("minimum", "maximum")
-        where = isinstance(accumulator, ArgExtreme)
-        extreme, working = extreme or where, accumulator.dtype if where else working
-        for what, found in (
-            ("indices of extremes over several axes", where and len(accumulator.axes) > 1),
-            ("extremes of complex numbers", extreme and working.kind == "c"),
-            (
-                "extremes of uint64",
-                extreme and working.char == "L",
-            ),  # held as int64, which wraps sums alike and no order
-            ("moments of complex numbers", isinstance(accumulator, Moments) and working.kind == "c"),
-            ("products over several axes", kind == "multiply" and several),
-        ):
-            if found:
-                raise Refused(f"{what} are found by the processor")
-        if not where and not {_TRUTHS.get(fold, fold) for fold in accumulator.device_kinds or ("",)} <= kernels.folds:
-            raise Refused("it has no rule for a device")
-        if _dtype_there(accumulator).char not in kernels.dtypes:
-            raise Refused(f"{kernels.name} does not accumulate in {accumulator.working.name}")
 
     def efforts(self, room: int) -> list[Effort]:
         if all(direct is False for direct in self._settled().values()):  # workers neither read nor copy
@@ -312,15 +284,15 @@ class DeviceReducePass(OnDevice, ReducePass):
         parcels = self.send(region, frame, {} if job is None else job.sized.known)
         frame.reserve(frame.outside + sum(accumulator.temporaries(0, region) for _, accumulator in self.accumulators))
         held = sum(
-            array_bytes(accumulator.kept(shape), _dtype_there(accumulator)) * (len(accumulator.device_kinds) or 1)
+            array_bytes(accumulator.kept(shape), dtype_there(accumulator)) * (len(accumulator.device_kinds) or 1)
             + (array_bytes(accumulator.kept(shape), _PLACES) if isinstance(accumulator, ArgExtreme) else 0)
             for _, accumulator in self.accumulators
         )
-        frame.device = held + sum(parcel_bytes(leaf, region) for leaf in self.leaves)
+        frame.device = held + self.local.nbytes(region)
         if job is not None:
             opened: Opened = job.opened
             opened.pipeline.run(
-                parcels, lambda arrays, place: self._reduce(opened.registers, arrays, place, shape, partials)
+                parcels, lambda arrays, place: self._reduce(opened.registers, arrays, place, region, partials)
             )
             for number, (_, accumulator) in enumerate(self.accumulators):
                 if isinstance(accumulator, ArgExtreme):
@@ -328,85 +300,34 @@ class DeviceReducePass(OnDevice, ReducePass):
         return partials
 
     def _reduce(
-        self, registers: Mapping[int, DeviceRegisters], arrays: list[Any], place: int, shape: tuple[int, ...],
+        self, registers: Mapping[int, DeviceRegisters], arrays: list[Any], place: int, region: Region,
         partials: dict[int, States],
     ) -> Iterable[tuple[Block, Any]]:  # fmt: skip
         """All reductions of a chunk that lies on the device."""
+        device, shape = self.device_budget.device, region_shape(region)
+        behind = self._behind(next(iter(registers.values())).elements)
+        found, place = self.local.make(registers, behind, arrays, place, region)
         returns = []
         for number, (source, accumulator) in enumerate(self.accumulators):
-            chain = self.chains[id(source)]
-            ins = self.arrays_of(chain, arrays)
-            dtype = _dtype_there(accumulator)
-            kept = accumulator.kept(shape)
-            total = self.device_budget.device.view(place, kept, dtype)
+            ins, dtype, kept = (
+                self.local.leaves_of(source, region, found),
+                dtype_there(accumulator),
+                accumulator.kept(shape),
+            )
+            folding = Folding(device, registers[id(source)], behind)
+            total = device.view(place, kept, dtype)
             place += array_bytes(kept, dtype)
             if isinstance(accumulator, ArgExtreme):
-                where = self.device_budget.device.view(place, kept, _PLACES)
+                where = device.view(place, kept, _PLACES)
                 place += array_bytes(kept, _PLACES)
-                self._find(registers[id(source)], accumulator, ins, shape, total, where)
+                folding.find(accumulator, ins, shape, total, where)
                 returns += [(partials[number][0].view(dtype), total), (partials[number][1], where)]
-                continue
-            if isinstance(accumulator, Fold):
-                self._fold(registers[id(source)], accumulator, ins, shape, total, None)
+            elif isinstance(accumulator, Fold):
+                folding.fold(accumulator, ins, shape, total)
                 returns.append((partials[number][0].view(dtype), total))
-                continue
-            squares = self.device_budget.device.view(place, kept, dtype)
-            place += array_bytes(kept, dtype)
-            self._fold(registers[id(source)], accumulator, ins, shape, total, None)
-            each = float(count(accumulator, shape))
-            self.device_budget.device.kernels.apply("divide", dtype, total, total, each)
-            self._fold(registers[id(source)], accumulator, ins, shape, squares, total)
-            returns += [(partials[number][1], total), (partials[number][2], squares)]
-        return returns
-
-    def _fold(
-        self, registers: DeviceRegisters, accumulator: Accumulator, ins: list[Any], shape: tuple[int, ...], total: Any,
-        mean: Any,
-    ) -> None:  # fmt: skip
-        """Reduce slice by slice into `total`; squares of deviations where a mean is given."""
-        kernels, device, elements = self.device_budget.device.kernels, self.device_budget.device, registers.elements
-        fold = accumulator.device_kinds[0]
-        kind = _TRUTHS.get(fold, fold)
-        dtype, axes = _dtype_there(accumulator), accumulator.axes
-        base = max(chain.registers(elements) for chain in self.chains.values())
-        for index, part in cut_slices(shape, elements):
-            value = registers.value(ins, index, part)
-            places = tuple(slice(0, 1) if axis in axes else span for axis, span in enumerate(index))
-            wide = device.view(base, tuple(value.shape), dtype)
-            if fold in _TRUTHS:
-                truths = np.dtype(bool)
-                kernels.apply("not_equal", truths, device.view(base, tuple(value.shape), truths), value, 0)
             else:
-                kernels.cast(wide, value)
-            if mean is not None:
-                kernels.apply("subtract", dtype, wide, wide, mean[places])
-                kernels.apply("multiply", dtype, wide, wide, wide)
-            if all(index[axis].start == 0 for axis in axes):
-                self._reduce_slice(kind, total[places], wide, axes)
-                continue
-            reduced = device.view(base + padded(elements * dtype.itemsize), accumulator.kept(part), dtype)
-            self._reduce_slice(kind, reduced, wide, axes)
-            kernels.apply(kind, dtype, total[places], total[places], reduced)
-
-    def _find(
-        self, registers: DeviceRegisters, accumulator: ArgExtreme, ins: list[Any], shape: tuple[int, ...], total: Any,
-        where: Any,
-    ) -> None:  # fmt: skip
-        """Extremes and their places, in slices that are whole along the axis."""
-        kernels, device, axis = self.device_budget.device.kernels, self.device_budget.device, accumulator.axes[0]
-        dtype, elements = _dtype_there(accumulator), registers.elements
-        base = max(chain.registers(elements) for chain in self.chains.values())
-        others = (*shape[:axis], *shape[axis + 1 :])
-        for cut, part in cut_slices(others, max(1, elements // shape[axis])):
-            index = (*cut[:axis], slice(0, shape[axis]), *cut[axis:])
-            value = registers.value(ins, index, (*part[:axis], shape[axis], *part[axis:]))
-            wide = device.view(base, tuple(value.shape), dtype)
-            kernels.cast(wide, value)
-            places = (*cut[:axis], slice(0, 1), *cut[axis:])
-            kernels.arg(accumulator.kind, where[places], wide, axis)
-            self._reduce_slice("minimum" if accumulator.kind == "argmin" else "maximum", total[places], wide, (axis,))
-
-    def _reduce_slice(self, kind: str, out: Any, value: Any, axes: tuple[int, ...]) -> None:
-        if kind == "multiply" and len(axes) > 1:  # over everything: one long axis
-            out, value, axes = out.reshape(1), value.reshape(-1), (0,)
-        self.device_budget.device.kernels.reduce(kind, out, value, axes)
+                squares = device.view(place, kept, dtype)
+                place += array_bytes(kept, dtype)
+                folding.moments(accumulator, ins, shape, total, squares)
+                returns += [(partials[number][1], total), (partials[number][2], squares)]
+        return returns

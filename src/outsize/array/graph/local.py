@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from outsize.array.graph.barrier import Barrier, Contract, Lane, Reduce, Scan
 from outsize.array.graph.elementwise import Elementwise
 from outsize.array.graph.node import Fill, Memory, Node, Range, Source, structure, walk
-from outsize.array.graph.rearrange import Affine
+from outsize.array.graph.rearrange import Affine, only_reshapes
 from outsize.array.store.base import Block, Region, region_shape
+
+_DEEP = 8
+"""Reductions of lanes in lanes in lanes that a chunk on a device has places for."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -99,8 +102,9 @@ def _rebuild(order: list[Node], change: Any) -> Any:
     return made[id(order[-1])]
 
 
-def make_local(root: Graph, longest: int) -> Graph:
-    """The graph with its short-laned nodes local, where that can spare a pass; `longest` is the bytes of such a lane at most."""
+def make_local(root: Graph, longest: int, device: Callable[[Reduce], bool] | None = None) -> Graph:
+    """The graph with its short-laned nodes local, where that can spare a pass; `longest` is the bytes of such a lane at most. Of
+    a device, `device` says which reductions it can make; no others are local there."""
     order = walk(root)
     if not any(isinstance(node, Reduce | Scan | Lane) for node in order):
         return root
@@ -112,12 +116,15 @@ def make_local(root: Graph, longest: int) -> Graph:
     chosen = {
         id(node) for node in order
         if isinstance(node, Reduce | Scan | Lane) and _is_short(node, longest) and _pays(node, root, readers, seen)
+        and (device is None or (isinstance(node, Reduce) and device(node) and _stays(node, root, readers)))
     }  # fmt: skip
+    if device is not None:
+        chosen = _not_too_deep(order, chosen)
     if not chosen:
         return root
     kept = {
         id(child) for node in order if id(node) in chosen for child in node.inputs[:1]
-        if isinstance(child, Elementwise) and len(readers[id(child)]) > 1
+        if isinstance(child, Elementwise) and len(readers[id(child)]) > 1 and device is None
     }  # fmt: skip
 
     def change(node: Node, made: Node) -> Node:
@@ -176,6 +183,42 @@ def _pays(node: Node, root: Node, readers: dict[int, list[Node]], seen: _Seen) -
             known.add(id(reader))
             stack.extend(readers[id(reader)])
     return beside if isinstance(node, Reduce) else not reads_again
+
+
+def _stays(node: Node, root: Node, readers: dict[int, list[Node]]) -> bool:
+    """True where all that read a reduction have the shape of its input once lanes are whole again: chunks of that shape, on a
+    device, then have everything that they need."""
+    domain, stack, known = node.inputs[0].shape, list(readers[id(node)]), {id(node)}
+    while stack:
+        reader = stack.pop()
+        if isinstance(reader, Reduce):
+            if reader.inputs[0].shape != domain:
+                return False
+        elif isinstance(reader, Together):
+            if any(
+                id(top) in known and not (isinstance(top, Elementwise) and top.shape == domain) for top in root.inputs
+            ):
+                return False
+        elif not isinstance(reader, Elementwise) and not (isinstance(reader, Affine) and only_reshapes(reader)):
+            return False
+        elif id(reader) not in known:
+            known.add(id(reader))
+            stack.extend(readers[id(reader)])
+    return True
+
+
+def _not_too_deep(order: list[Node], chosen: set[int]) -> set[int]:
+    """Those that are made of few others in turn: a chunk on a device has a place for each."""
+    depth: dict[int, int] = {}
+    for node in order:
+        below = max((depth[id(child)] for child in node.inputs), default=0)
+        depth[id(node)] = below + (id(node) in chosen)
+        if id(node) in chosen and depth[id(node)] > _DEEP:
+            chosen = chosen - {id(node)}
+            depth[id(node)] = 0
+        elif node.barrier and id(node) not in chosen:
+            depth[id(node)] = 0
+    return chosen
 
 
 def cut_rows(root: Graph) -> Graph:

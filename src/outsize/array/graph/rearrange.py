@@ -86,6 +86,17 @@ class Affine(Node):
         return "transpose" if order != sorted(order) else "slice"
 
 
+def only_reshapes(node: Affine) -> bool:
+    """True where it only adds axes of length 1, or drops them."""
+    kept = [target for target, _, _ in node.axes if target is not None]
+    added = (n for axis, n in enumerate(node.shape) if axis not in kept)
+    whole = all(
+        n == 1 if target is None else (start, step, node.shape[target]) == (0, 1, n)
+        for (target, start, step), n in zip(node.axes, node.inputs[0].shape, strict=True)
+    )
+    return whole and kept == sorted(kept) and all(n == 1 for n in added)
+
+
 def make_affine(node: Node, shape: Shape, axes: tuple[tuple[int | None, int, int], ...]) -> Node:
     """An affine node; one on top of another becomes one, and one that changes nothing disappears."""
     if isinstance(node, Affine):

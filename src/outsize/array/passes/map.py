@@ -38,6 +38,8 @@ class MapPass(Pass):
         super().__init__(((node, sink),), bindings, tuning)
         self.node, self.sink = node, sink
         self.churn = node.beside if isinstance(node, Lane) else 0
+        self.lanes = frozenset({node.axis} if isinstance(node, Lane) else ())
+        """Axes along which a chunk must be whole."""
         self._known_seconds: dict[Box, float] = {}
         self._slots: dict[Box, int] = {}
 
@@ -49,10 +51,8 @@ class MapPass(Pass):
 
     def _smallest_box(self) -> Box:
         """One granule of the sink, or a page; whole lanes where the node must not be cut."""
-        box = [min(g, n) if n else 1 for g, n in zip(self.sink.granule, self.node.shape, strict=True)]
-        if isinstance(self.node, Lane):
-            box[self.node.axis] = self.node.shape[self.node.axis]
-        least = tuple(max(1, step) for step in box)
+        lengths = enumerate(zip(self.sink.granule, self.node.shape, strict=True))
+        least = tuple(max(1, n if axis in self.lanes else min(grain, n)) for axis, (grain, n) in lengths)
         return page_box(self.node.shape, least, self.sink.order, self.node.stands_for())
 
     def _slot(self, box: Box) -> int:
@@ -149,8 +149,7 @@ class MapPass(Pass):
         box = grown(least)
         if each(box) <= 2 * each(box, 0.0):  # transfers are long: their bytes take longer than their beginnings
             return box
-        lane = self.node.axis if isinstance(self.node, Lane) else None
-        boxes = (box, grown(tuple(n if axis == lane else 1 for axis, n in enumerate(shape))))
+        boxes = (box, grown(tuple(n if axis in self.lanes else 1 for axis, n in enumerate(shape))))
         most = self.tuning.reread * min(each(one, 0.0) for one in boxes)
         return min((one for one in boxes if each(one, 0.0) <= most), key=each)
 

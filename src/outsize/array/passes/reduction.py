@@ -46,10 +46,15 @@ class ReducePass(Pass):
         self.others: dict[int, tuple[Node, ...]] = {}
         self.used: list[int] = []
         self._number_accumulators()
+        self.lanes: frozenset[int] = frozenset()
+        """Axes along which a chunk must be whole."""
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """Axes along which tiles may be cut."""
         axes = {node.axes for node in self.nodes}
         reduced = set().union(*axes) if len(axes) == 1 and not self.riders else set(range(len(self.domain)))
-        self.free = tuple(axis for axis in range(len(self.domain)) if axis not in reduced)
-        """Axes along which tiles may be cut."""
+        return tuple(axis for axis in range(len(self.domain)) if axis not in reduced | self.lanes)
 
     def _number_accumulators(self) -> None:
         plain = [node for node in self.nodes if not isinstance(node, Select)]
@@ -171,7 +176,10 @@ class ReducePass(Pass):
         grains = [
             math.lcm(1, *(max(1, sink.granule[axis]) for _, _, sink in self.riders)) for axis in range(len(self.domain))
         ]
-        return tuple(min(grain, max(1, n)) for grain, n in zip(grains, self.domain, strict=True))
+        return tuple(
+            max(1, n if axis in self.lanes else min(grain, max(1, n)))
+            for axis, (grain, n) in enumerate(zip(grains, self.domain, strict=True))
+        )
 
     def _choose_tile(self, allowed: int) -> Box:
         """Cut the kept axes, slowest first, until the state fits."""

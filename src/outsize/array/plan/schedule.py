@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from outsize.array.device.base import DeviceBudget
+from outsize.array.device.local_work import can_make
 from outsize.array.graph.barrier import Barrier, Reduce
 from outsize.array.graph.local import Together, cut_rows, make_local, unify
 from outsize.array.graph.node import Source, nodes_below, walk
@@ -22,6 +23,7 @@ from outsize.array.plan.floor import find_floor
 from outsize.array.plan.layout import Drafts, Layout, Place, Wanted, lay_out
 from outsize.array.store.base import Sink
 from outsize.array.tuning import Tuning, current
+from outsize.core.errors import InputError
 from outsize.core.memory import DISK, HOST, PINNED, Allowance, Budget, Part
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Plan, Step
@@ -68,10 +70,10 @@ def make_plan(
     barest, _ = _size_all(bare, lambda work, room: (size_barely(work, room.packed), True), host)
     smallest = max((one.sized.peak + sum(part.bytes for part in one.resident) for one in barest), default=0)
     least = max((one.sized.device_bytes for one in barest), default=0)
-    found = [each] if local is not None and (each := _fit(local, sinks, host, drafts)) else []
+    found = [each] if local is not None and (each := _fit_local(local, sinks, host, drafts)) else []
     if found and max(one.sized.worker_bytes for one in found[0][1]) > 4 * tuning.chunk:
         del found[0]  # lanes so far apart that a whole one is most of the array: nothing would run beside it
-    wide = bool(found) and local is not None and _is_wide(local, found[0][1], tuning)
+    wide = bool(found) and local is not None and device is None and _is_wide(local, found[0][1], tuning)
     if wide or not (len(found) == 1 and len(found[0][1]) == 1 and _reads_once(found[0][1][0])):
         each = _fit(plain, sinks, host, drafts)
         found = [*([each] if each and wide else []), *found, *([each] if each and not wide else [])]
@@ -88,10 +90,26 @@ def make_plan(
 def _forms(
     top: Together, host: int, tuning: Tuning, device: DeviceBudget | None
 ) -> tuple[Together, Together | None]:  # fmt: skip
-    """The graph with a pass for every barrier, and with those of short lanes inside the passes that read them. A device has a
-    pass for each: it would wait for what the processor makes of lanes."""
-    local = make_local(top, min(tuning.local_lane, host // 8)) if device is None else top
-    return settle(top), None if local is top else cut_rows(settle(local))
+    """The graph with a pass for every barrier, and with those of short lanes inside the passes that read them."""
+    longest = min(tuning.local_lane, host // 8)
+    if device is None:
+        local = make_local(top, longest)
+        return settle(top), None if local is top else cut_rows(settle(local))
+    there = device.device
+    local = make_local(top, min(longest, device.room // 64), lambda node: can_make(node, there))
+    return settle(top), None if local is top else settle(local)
+
+
+def _fit_local(
+    top: Together, sinks: Sequence[Sink], host: int, drafts: Drafts
+) -> tuple[Layout, tuple[ScheduledPass, ...]] | None:
+    """As `_fit`, but None where a device that was named cannot do it so: with a pass for each reduction it may."""
+    try:
+        return _fit(top, sinks, host, drafts)
+    except InputError:
+        if drafts.device is None:
+            raise
+        return None
 
 
 def _fit(
