@@ -6,13 +6,15 @@ A reference process a kind runs the plain step: its peak, time and gradients. Th
 its own whose arena (XLA_PYTHON_CLIENT_MEM_FRACTION) is the budget and 3 % more, so that a step that passes it dies. Three ways of
 running the same step are compiled there: ours, `jax.checkpoint` over everything (over the whole loss, and over every block
 where the model has blocks), and accumulation by hand with the fewest slices that fit. All compile at the same time; then
-they run one after the other, alone on the card. Products are in float32 throughout. Gradients are read from the momentum
-after one step.
+they run one after the other, alone on the card. Who is not ready at 60 % of the time left (`--limit`) runs when it is. Products
+are in float32 throughout. Gradients are read from the momentum after one step.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 KINDS = ("mlp_wide", "gpt", "vit")
 SHARES = (0.5, 0.3)
@@ -129,18 +132,18 @@ def checkpointed(name, made):
     return losses
 
 
-def wait_for_turn(folder: pathlib.Path, name: str, waits_for: int) -> None:
-    """Say that everything is compiled, and wait for all others; then for those before this one."""
+@contextlib.contextmanager
+def turn(folder: pathlib.Path, name: str, waits_for: int, until: float) -> Iterator[None]:
+    """Say that everything is compiled, wait for the others that compile, but not for ever; then have the card alone."""
     (folder / f"ready-{name}").touch()
-    while len(list(folder.glob("ready-*"))) + len(list(folder.glob("dead-*"))) < waits_for:
+    while len(list(folder.glob("ready-*"))) + len(list(folder.glob("dead-*"))) < waits_for and time.time() < until:
         time.sleep(0.1)
-    order = sorted(path.name[6:] for path in folder.glob("ready-*"))
-    for before in order[: order.index(name)]:
-        while not (folder / f"done-{before}").exists() and not (folder / f"dead-{before}").exists():
-            time.sleep(0.05)
+    with open(folder / "turn", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
-def reference(name: str, folder: pathlib.Path) -> dict:
+def reference(name: str, folder: pathlib.Path, waits_for: int, until: float) -> dict:
     import jax
     import numpy as np
     from jax_models import KINDS as MADE
@@ -148,7 +151,8 @@ def reference(name: str, folder: pathlib.Path) -> dict:
     made = MADE[name]()
     step, size = compiled(made.loss, made.optimizer, made.arguments)
     params, batch = contents(made)
-    first, seconds = timed(step, params, made.optimizer.init(params), batch)
+    with turn(folder / "plain", name, waits_for, until):
+        first, seconds = timed(step, params, made.optimizer.init(params), batch)
     np.savez(folder / f"{name}.npz", *first)
     return {"peak": size, "seconds": seconds, "measured": jax.devices()[0].memory_stats()["peak_bytes_in_use"]}
 
@@ -162,7 +166,7 @@ def difference(first, folder: pathlib.Path, name: str) -> float:
     return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)) for a, b in pairs)
 
 
-def inside(name: str, share: float, plain: int, folder: pathlib.Path, waits_for: int) -> dict:
+def inside(name: str, share: float, plain: int, folder: pathlib.Path, waits_for: int, until: float) -> dict:
     import jax
     from jax_models import KINDS as MADE
 
@@ -189,17 +193,17 @@ def inside(name: str, share: float, plain: int, folder: pathlib.Path, waits_for:
         way = f"{hand[0]} slices by hand"
         row["others"][way], others[way] = {"peak": hand[2]}, hand[1]
     row["compiling"] = card.memory_stats()["peak_bytes_in_use"]
-    wait_for_turn(folder, f"{name}-{share}", waits_for)
-    first, row["seconds"] = timed(fitted.step, params, fitted.init(params), batch)
-    row["difference"] = difference(first, folder, name)
-    row["measured"] = card.memory_stats()["peak_bytes_in_use"]
-    del params
-    for way, program in others.items():
-        params, batch = contents(made)
-        first, row["others"][way]["seconds"] = timed(program, params, made.optimizer.init(params), batch)
-        row["others"][way]["difference"] = difference(first, folder, name)
-        del params
-    row["plain_dies"] = dies(made)
+    with turn(folder / "fitted", f"{name}-{share}", waits_for, until):
+        first, row["seconds"] = timed(fitted.step, params, fitted.init(params), batch)
+        row["difference"] = difference(first, folder, name)
+        row["measured"] = card.memory_stats()["peak_bytes_in_use"]
+        for way, program in others.items():
+            params = batch = None
+            params, batch = contents(made)
+            first, row["others"][way]["seconds"] = timed(program, params, made.optimizer.init(params), batch)
+            row["others"][way]["difference"] = difference(first, folder, name)
+        params = batch = None
+        row["plain_dies"] = dies(made)
     return row
 
 
@@ -221,11 +225,12 @@ def start(arguments: list[str], folder: pathlib.Path, settings: dict[str, str]) 
     return subprocess.Popen([sys.executable, __file__, *arguments], env=env, stdout=log, stderr=subprocess.STDOUT)
 
 
-def ask(folder: pathlib.Path, tag: str, process: subprocess.Popen, seconds: float) -> dict:
+def ask(folder: pathlib.Path, tag: str, process: subprocess.Popen, until: float) -> dict:
     try:
-        process.wait(timeout=seconds)
+        process.wait(timeout=max(1.0, until - time.time()))
     except subprocess.TimeoutExpired:
         process.kill()
+        process.wait()
     found = folder / f"row-{tag}.json"
     if found.exists():
         return json.loads(found.read_text())
@@ -243,50 +248,57 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kinds", nargs="*")
     parser.add_argument("--out")
+    parser.add_argument("--limit", type=float, default=540, help="seconds for all of it")
     parser.add_argument("--child", nargs="+", help="used by this script itself")
     asked = parser.parse_args()
     if asked.child:
         child(*asked.child)
         return
-    begin, kinds = time.perf_counter(), asked.kinds or KINDS
+    begin, kinds = time.time(), asked.kinds or KINDS
     folder = pathlib.Path(tempfile.mkdtemp())
+    (folder / "plain").mkdir()
+    (folder / "fitted").mkdir()
     growing = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    end, half = begin + asked.limit, begin + 0.3 * asked.limit
+    common = [str(folder), str(len(kinds)), str(half - 0.1 * asked.limit)]
+    started = {name: start(["--child", "plain", name, *common], folder, growing) for name in kinds}
     plain = {}
-    for name in kinds:  # one after the other: they are timed
-        plain[name] = ask(folder, f"plain-{name}", start(["--child", "plain", name, str(folder)], folder, growing), 90)
+    for name, process in started.items():
+        plain[name] = ask(folder, f"plain-{name}", process, half)
         print(f"plain {name}: {plain[name]}", flush=True)
     pairs = [(name, share) for name in kinds for share in SHARES if "peak" in plain[name]]
     processes, whole = {}, total_bytes()
+    until = time.time() + 0.6 * (end - time.time())
     for name, share in pairs:
         arena = ARENA * share * plain[name]["peak"] / whole
         settings = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{arena:.5f}"}
-        arguments = ["--child", name, str(share), str(plain[name]["peak"]), str(folder), str(len(pairs))]
+        arguments = ["--child", name, str(share), str(plain[name]["peak"]), str(folder), str(len(pairs)), str(until)]
         processes[name, share] = start(arguments, folder, settings)
     rows = []
     for (name, share), process in processes.items():
-        row = ask(folder, f"{name}-{share}", process, max(10.0, 270 - (time.perf_counter() - begin)))
-        (folder / f"dead-{name}-{share}").touch() if "error" in row else None
-        rows.append({"kind": name, "share": share, **row})
+        rows.append({"kind": name, "share": share, **ask(folder, f"{name}-{share}", process, end)})
+        if asked.out:
+            pathlib.Path(asked.out).write_text(json.dumps({"plain": plain, "rows": rows}, indent=1))
     show(plain, rows)
-    print(f"\n{time.perf_counter() - begin:.0f} s in all")
-    if asked.out:
-        pathlib.Path(asked.out).write_text(json.dumps({"plain": plain, "rows": rows}, indent=1))
+    print(f"\n{time.time() - begin:.0f} s in all")
 
 
 def child(first: str, *rest: str) -> None:
     if first == "plain":
-        name, folder = rest[0], pathlib.Path(rest[1])
-        row, tag = reference(name, folder), f"plain-{name}"
+        name, folder, waits_for, until = rest
+        place, tag = pathlib.Path(folder) / "plain", name
     else:
-        share, plain, folder, waits_for = rest
-        folder, tag = pathlib.Path(folder), f"{first}-{share}"
-        try:
-            row = inside(first, float(share), int(plain), folder, int(waits_for))
-        except BaseException:
-            (folder / f"dead-{tag}").touch()
-            raise
-        (folder / f"done-{tag}").touch()
-    (folder / f"row-{tag}.json").write_text(json.dumps(row))
+        share, plain, folder, waits_for, until = rest
+        place, tag = pathlib.Path(folder) / "fitted", f"{first}-{share}"
+    try:
+        if first == "plain":
+            row = reference(name, pathlib.Path(folder), int(waits_for), float(until))
+        else:
+            row = inside(first, float(share), int(plain), pathlib.Path(folder), int(waits_for), float(until))
+    except BaseException:
+        (place / f"dead-{tag}").touch()
+        raise
+    (pathlib.Path(folder) / f"row-{'plain-' if first == 'plain' else ''}{tag}.json").write_text(json.dumps(row))
 
 
 def show(plain: dict, rows: list[dict]) -> None:

@@ -73,9 +73,12 @@ def apart(name: str) -> dict:
         row = {"step": name}
         for part in ("--say", "--measure"):
             command = [sys.executable, __file__, part, name]
-            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+            try:
+                done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+            except subprocess.TimeoutExpired:
+                return {**row, "error": f"{part} took more than 240 s"}
             if done.returncode:
-                return {"step": name, "error": done.stderr[-600:]}
+                return {**row, "error": done.stderr[-600:]}
             row |= json.loads(done.stdout.splitlines()[-1])
         return row
 
