@@ -160,7 +160,8 @@ class LocalWork:
 
     def leaves_of(self, root: Node, region: Region, arrays: Arrays) -> list[Any]:
         """What a chain reads of what lies on the device, with as many axes as the region has."""
-        chain, found = self.chains[id(root)], []
+        chain = self.chains[id(root)]
+        found: list[Any] = []
         for leaf, moved in zip(chain.program.leaves, chain.moved, strict=True):
             if not moved:
                 found.append(None)
