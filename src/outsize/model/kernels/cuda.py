@@ -165,8 +165,17 @@ def _reduce(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
 
 
 def _layer_norm_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
+    return _norm_backward(args, partials=2)
+
+
+def _rms_norm_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
+    return _norm_backward(args, partials=1)
+
+
+def _norm_backward(args: Any, partials: int) -> Blocks:
+    """Copies of what does not lie row by row, and partial sums of the gradients of weight and bias where rows are many."""
     rows = args[0].numel() // math.prod(args[2])
-    partial = () if rows < 64 * 1024 else (rows // 64 * math.prod(args[2]) * 4,) * 2
+    partial = () if rows < 64 * 1024 else (rows // 64 * math.prod(args[2]) * 4,) * partials
     return Blocks(after=_copies(args[0], args[1]) + partial)
 
 
@@ -271,6 +280,8 @@ ROWS: dict[str, Row] = {
     "aten.linalg_vector_norm": _reduce,
     "aten.native_layer_norm": _copy(0),
     "aten.native_layer_norm_backward": _layer_norm_backward,
+    "aten._fused_rms_norm": _copy(0),
+    "aten._fused_rms_norm_backward": _rms_norm_backward,
     "aten.native_batch_norm": _batch_norm,
     "aten.native_batch_norm_backward": _batch_norm_backward,
     "aten.native_group_norm": _group_norm,

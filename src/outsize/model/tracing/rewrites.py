@@ -16,7 +16,7 @@ from outsize.model.kernels import cpu as onednn
 from outsize.model.kernels import recurrent
 from outsize.model.torch_port.dispatch import below_autograd, replacing_kernels
 from outsize.model.tracing import packed_sequences as packed
-from outsize.model.tracing import recurrent_layers
+from outsize.model.tracing import recurrent_layers, rms_norm
 from outsize.model.tracing.trace import Trace
 
 OnCard = Callable[[Any], bool]
@@ -40,6 +40,7 @@ def installed(tracer: Trace) -> Iterator[dict[str, Callable[..., Any]]]:
     rows += [(name.removeprefix("aten.").removesuffix(".default"), _below_autograd(name)) for name in WHOLE]
     rows += recurrent_layers.replacements(tracer)
     rows += [("_pad_packed_sequence", packed.padded(tracer))]
+    rows += [("rms_norm", rms_norm.replacement(on_card))] if rms_norm.is_fused() else []
     with replacing_kernels() as library:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -155,6 +156,8 @@ SHAPES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "aten._ctc_loss.Tensor": _ctc,
     "aten._ctc_loss_backward.default": _ctc_backward,
     "aten._ctc_loss_backward.Tensor": _ctc_backward,
+    "aten._fused_rms_norm.default": rms_norm.results,
+    "aten._fused_rms_norm_backward.default": rms_norm.gradients,
     "aten._fused_sgd_.default": _in_place,
     "aten._fused_sgd_.tensor_lr": _in_place,
     "aten._fused_adagrad_.default": _in_place,
