@@ -11,7 +11,7 @@ from typing import Any
 from outsize.model.torch_port.dispatch import arguments_of, has_kernel, is_mutable
 from outsize.model.torch_port.flops import flop_rule
 from outsize.model.tracing.known_values import UNWRITTEN
-from outsize.model.tracing.rewrites import WHOLE
+from outsize.model.tracing.rewrites import SHAPES, WHOLE
 
 
 class Operator:
@@ -38,7 +38,7 @@ class Operator:
         self.name = str(func)
         self.base = self.name.split(".")[1]
         composite = has_kernel(func.name(), "CompositeImplicitAutograd")
-        self.decomposes = bool(composite) and self.name not in WHOLE
+        self.decomposes = bool(composite) and self.name not in WHOLE and self.name not in SHAPES
         """Made of other operators; reaches the dispatcher as one call only if autograd is off."""
         self.known = torch.Tag.nondeterministic_seeded not in func.tags and not self.base.startswith(UNWRITTEN)
         """False if its result is unwritten memory or random: the next step would find other values there."""
