@@ -27,7 +27,7 @@ def replacement(on_card: Callable[[Any], bool]) -> Callable[..., Any]:
 
     aten = torch.ops.aten
 
-    class Fused(torch.autograd.Function):
+    class Fused(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, x: Any, weight: Any, shape: Any, eps: Any) -> Any:
             with below_autograd():
