@@ -93,7 +93,9 @@ class TrainingPlanner(Planner):
             splits=findings.normaliser is not None,
             heads=findings.heads,
             sources=findings.sources,
-            replay=Replay(findings.draws) if findings.draws and request.allow == "exact" else None,
+            replay=Replay(findings.draws)
+            if findings.draws and request.allow == "exact" and not work.compiled
+            else None,
         )
         self.request = replace(request, rows=findings.rows)
         stage = self._stage(work)
