@@ -289,9 +289,13 @@ class TrainingPlanner(Planner):
 
 
 def _surveyed(stage: Stage) -> Projection:
-    """The plain step, with a survey of its calls where torch allows hooks on saved tensors: `torch.func` forbids them."""
+    """The plain step, with a survey of its calls where torch allows hooks on saved tensors: `torch.func` forbids them.
+
+    A survey is a mode for operators, under which nothing is compiled.
+    """
     try:
-        return stage.project(Choice(), survey=True)
+        if not stage.work.compiled:
+            return stage.project(Choice(), survey=True)
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error) and "saved_tensors_hooks" not in str(error):
             raise
