@@ -74,6 +74,13 @@ def plain_peak(**how):
     return outsize.fit(model, loss, optimizer, BATCH, budget="1GiB", dry_run=True).plan.plain
 
 
+def graphs_in(call):
+    """How many compiled graphs a call runs."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        call()
+    return sum(event.name == "CompiledFunction" for event in seen.events())
+
+
 def check(part, backend="aot_eager", without=("slices",), own=False, **how):
     peak = plain_peak(**how)
     compiled, model, optimizer = make(backend, own, **how)
@@ -92,6 +99,12 @@ def test_a_compiled_model_runs_inside_its_budget_by_computing_its_graphs_again()
     assert fitted.choice.again > 0
     assert any("compiled graphs" in remedy.name for remedy in fitted.plan.remedies)
     fitted.undo()
+
+
+def test_slices_of_a_compiled_model_run_its_graphs():
+    fitted = check(0.7, without=("again", "state_away", "gradients_away", "in_backward"))
+    assert fitted.choice.slices > 1
+    assert graphs_in(lambda: fitted.step(BATCH)) >= fitted.choice.slices
 
 
 def test_regions_between_graph_breaks_are_computed_again_each():

@@ -93,7 +93,9 @@ class TrainingPlanner(Planner):
             splits=findings.normaliser is not None,
             heads=findings.heads,
             sources=findings.sources,
-            replay=Replay(findings.draws) if findings.draws and request.allow == "exact" else None,
+            replay=Replay(findings.draws)
+            if findings.draws and request.allow == "exact" and not work.compiled
+            else None,
         )
         self.request = replace(request, rows=findings.rows)
         stage = self._stage(work)
@@ -287,9 +289,13 @@ class TrainingPlanner(Planner):
 
 
 def _surveyed(stage: Stage) -> Projection:
-    """The plain step, with a survey of its calls where torch allows hooks on saved tensors: `torch.func` forbids them."""
+    """The plain step, with a survey of its calls where torch allows hooks on saved tensors: `torch.func` forbids them.
+
+    A survey is a mode for operators, under which nothing is compiled.
+    """
     try:
-        return stage.project(Choice(), survey=True)
+        if not stage.work.compiled:
+            return stage.project(Choice(), survey=True)
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error) and "saved_tensors_hooks" not in str(error):
             raise

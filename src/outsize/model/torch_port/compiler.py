@@ -320,6 +320,9 @@ class NodeInfo(Protocol):
     def is_required_fw(self, node: Any) -> bool: ...
 
 
+NAMED = 0.4999
+"""What the share is multiplied with, to be a setting of torch that names it in caches."""
+
 Choose = Callable[[Any, NodeInfo, list[Any]], list[Any]]
 """(joint graph, what is known of its nodes, what torch would save) -> what is saved."""
 
@@ -333,7 +336,8 @@ def saving(choose: Choose, share: float) -> Iterator[None]:
     def chosen(joint: Any, info: Any, memory_budget: float = 1.0) -> Any:
         return choose(joint, info, usual(joint, info, memory_budget=1.0))
 
-    named = {"activation_memory_budget": 1.0 - share / 2}  # caches know it, and `chosen` does not look at it
+    # caches know it, `chosen` does not look at it, and nobody sets such a number
+    named = {"activation_memory_budget": 1.0 - share * NAMED}
     with (
         part("_functorch.config").patch(named),
         part("_dynamo.config").patch({"automatic_dynamic_shapes": False}),

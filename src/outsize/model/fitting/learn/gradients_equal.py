@@ -20,6 +20,7 @@ from outsize.model.fitting.move.stores import Store
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update.resident_update import Update
+from outsize.model.torch_port.compiler import uncompiled
 
 
 class Collect(Update):
@@ -81,13 +82,23 @@ def compare(
     base = replace(choice, in_backward=False, state_away=0.0, state_bits=0, gradients_away=True)
     fitted = replace(base, slices=min(choice.slices, rows), first=0)
     if fitted.slices > 1:
-        with calm() if work.replay is None else contextlib.nullcontext():
-            return worst_of(_differences(work, fitted, batch, store, at_once=False), rounding, most)
+        with _calm(work) if work.replay is None else contextlib.nullcontext():
+            cut = worst_of(_differences(work, replace(fitted, again=0.0), batch, store, at_once=False), rounding, most)
+        if not fitted.again:
+            return cut
+        return max(cut, compare(work, replace(choice, slices=1), batch, store, rounding, most))  # as its graphs run
     worst = where_room(lambda: worst_of(_differences(work, fitted, batch, store, at_once=True), rounding, most))
     if worst is not None:
         return worst
     apart = _differences(work, fitted, batch, store, at_once=False)  # one gradient of a parameter at a time
     return worst_of(apart, rounding, most)
+
+
+@contextlib.contextmanager
+def _calm(work: Work) -> Iterator[None]:
+    """Constants for random numbers. Dynamo would skip what runs under a mode for operators, and remember that: so it is off."""
+    with uncompiled() if work.compiled else contextlib.nullcontext(), calm():
+        yield
 
 
 def find_rounding(work: Work, batch: Any, store: Store) -> dict[str, float]:
@@ -102,7 +113,7 @@ def find_rounding(work: Work, batch: Any, store: Store) -> dict[str, float]:
         value = work.loss(model, part)
         return (3 * value[0], value[1]) if isinstance(value, tuple) else 3 * value
 
-    with calm():
+    with _calm(work):
         plain, other = (_run_alone(one, PLAIN, batch, store) for one in (work, replace(work, loss=tripled)))
     found = {}
     for label, parameter in work.model.named_parameters():
@@ -122,7 +133,7 @@ def find_noise(work: Work, batch: Any, store: Store) -> dict[str, float]:
     if doubled is None:
         return {}
     scale = 0.5 if work.normaliser.rule == "sum" else 1.0
-    with calm():
+    with _calm(work):
         plain, other = (_run_alone(work, PLAIN, one, store) for one in (batch, doubled))
     found = {}
     for label, parameter in work.model.named_parameters():

@@ -143,6 +143,8 @@ class Stage:
         """The calls of the plain step."""
         self._surveying: Survey | None = None
         """The survey of the trace that runs."""
+        self._known: dict[Choice, Projection] = {}
+        """Of a model on its device: what was projected before."""
         self._begun = False
         """The optimizer makes state as it is made itself, and finds it in its first step: Adagrad before torch 2.13."""
 
@@ -156,6 +158,7 @@ class Stage:
             return replace(outline, shape=(*outline.shape[:axis], rows, *outline.shape[axis + 1 :]), contents=None)
 
         other = copy.copy(self)
+        other._known = {}
         other.batch = batches.transform(self.batch, grow, leaf=Outline)
         return other
 
@@ -169,7 +172,20 @@ class Stage:
         Of a model on the host `work` is what is known of it by now, `layout` its state and `order` that of its units.
         `survey`: note every call of its first forward pass in `surveyed`.
         """
+        if choice.hosted or call is not None or survey:
+            return self._project(choice, call, work, layout or {}, list(order), survey)
+        if choice not in self._known:
+            read = self._reads
+            found = self._project(choice, None, None, {}, [], survey=False)
+            if read != self._reads:  # what was chosen for the values that steer the step may have held less
+                self._known.clear()
+            self._known[choice] = found
+        return self._known[choice]
 
+    def _project(
+        self, choice: Choice, call: Call | None, work: Work | None, layout: Layout, order: list[str], survey: bool
+    ) -> Projection:
+        """One trace, or two."""
         guessed: list[str] = []
 
         def trace(reads: bool) -> Projection:
@@ -185,9 +201,7 @@ class Stage:
                 batch = batches.transform(self.batch, enter, leaf=Outline)
                 present = sum(held.bytes for held in watch.ledger.live.values() if held.label == self.label)
                 if choice.hosted:
-                    found, alive = self._run_hosted(
-                        watch, choice, batch, call, work or self.work, layout or {}, list(order)
-                    )
+                    found, alive = self._run_hosted(watch, choice, batch, call, work or self.work, layout, order)
                 else:
                     self._surveying = Survey(self.work.model, lambda: watch.spent) if survey else None
                     self.surveyed = self._surveying or self.surveyed
