@@ -121,3 +121,76 @@ def test_lanes_in_lanes_of_any_depth_are_planned() -> None:
     with outsize.budget(device=1 << 22):
         np.testing.assert_allclose(lazy.compute("8MiB", device=device), y, rtol=1e-8)
     assert math.isfinite(float(y.sum()))
+
+
+def gram(m: Any, x: Any, y: Any) -> Any:
+    return x.T @ x
+
+
+def outer_gram(m: Any, x: Any, y: Any) -> Any:
+    return x @ x.T
+
+
+def cosines(m: Any, x: Any, y: Any) -> Any:
+    return unit(m, x, 1) @ unit(m, y, 0)
+
+
+def unit_gram(m: Any, x: Any, y: Any) -> Any:
+    u = unit(m, x, 1)
+    return u.T @ u
+
+
+def covariance(m: Any, x: Any, y: Any) -> Any:
+    centred = x - m.mean(x, axis=0)
+    return centred.T @ centred / x.shape[0]
+
+
+def one_sided(m: Any, x: Any, y: Any) -> Any:
+    return (x * 2 - 1) @ y
+
+
+def turned(m: Any, x: Any, y: Any) -> Any:
+    return (y * 3).T @ (x + 1).T
+
+
+def rows_and_columns(m: Any, x: Any, y: Any) -> Any:
+    return (x * m.sum(y, axis=1) + m.sum(x, axis=1, keepdims=True)) @ m.exp(y / 9)
+
+
+@QUICK
+@given(
+    st.sampled_from([gram, outer_gram, cosines, unit_gram, covariance, one_sided, turned, rows_and_columns]),
+    st.tuples(*[st.integers(1, 40)] * 3), st.sampled_from(["f4", "f8", ">f4"]), SEEDS, devices(), HOST, st.booleans(),
+)  # fmt: skip
+def test_products_of_what_the_device_computes_equal_numpy(
+    tmp_path: Path, work: Any, lengths: tuple[int, int, int], dtype: str, seed: int, device: FakeDevice, host: int, disk: bool
+) -> None:  # fmt: skip
+    a, b = values(dtype, lengths[:2], seed), values(dtype, lengths[1:], seed + 1)
+    want = np.asarray(work(np, a.astype("f8"), b.astype("f8")))
+    got = run(work(xp, place(a, tmp_path, disk), place(b, tmp_path, not disk, "y")), device, host)
+    scale = np.abs(want).max() or 1.0
+    np.testing.assert_allclose(
+        got / scale, want / scale, atol=200 * tolerance("f4" if got.dtype.itemsize == 4 else "f8")
+    )
+
+
+@pytest.mark.parametrize("work", [gram, unit_gram, covariance])
+def test_what_is_multiplied_with_itself_crosses_the_link_once(work: Any, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(20_000, 24)).astype("f4")
+    device = FakeDevice(torch_kernels.TorchKernels("cpu"), limit=4 << 20)
+    with outsize.budget(device=4 << 20):
+        made = work(xp, outsize.open(x), None)
+        product = next(step for step in made.plan("8MiB", device=device).steps if "product" in step.name)
+        np.testing.assert_allclose(
+            made.compute("8MiB", device=device), work(np, x.astype("f8"), None), rtol=2e-4, atol=2e-3
+        )
+    (link,) = (level for level in product.levels if level.name == "link in")
+    assert x.nbytes <= link.amount < 1.02 * x.nbytes
+
+
+def test_products_of_unit_rows_are_one_visit() -> None:
+    x = np.random.default_rng(0).normal(size=(5_000, 24)).astype("f4")
+    device = FakeDevice(torch_kernels.TorchKernels("cpu"), limit=4 << 20)
+    with outsize.budget(device=4 << 20):
+        assert len(unit_gram(xp, outsize.open(x), None).plan("8MiB", device=device).steps) == 1
+        assert len(cosines(xp, outsize.open(x), outsize.open(x.T[:, :40])).plan("8MiB", device=device).steps) <= 2

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from outsize.array.device.base import Device, Event, Rates, Stream, padded
+from outsize.array.device.lower import DeviceRegisters
+from outsize.array.device.operand import OperandWork, RawOperand
 from outsize.array.device.transfer.matrices import MatrixCopies
 from outsize.array.store.base import Block
 from outsize.array.tuning import Tuning
@@ -43,6 +45,35 @@ _ROW = 1e-8
 """Seconds that a row costs on the link whatever its length."""
 
 
+_DEEPEST = 1 << 24
+"""Elements of a panel at the most, where its products are added up in a wider dtype: then length costs no accuracy, and few
+long panels keep the link busy where blocks of C are small."""
+
+Matrix = Block | RawOperand
+"""A matrix on the host, or what the device makes it of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What is known of the operands of a product besides their sizes."""
+
+    same: bool = False
+    """True where A is the transpose of B: B alone is sent, and C is one block."""
+    left: OperandWork | None = None
+    """How A is computed on the device; None: it is sent as it is."""
+    right: OperandWork | None = None
+    """How B is."""
+    whole: tuple[bool, bool, bool] = (False, False, False)
+    """Whether C's rows, C's columns and what is summed over must not be cut."""
+    scratch: int = 0
+    """Bytes of registers."""
+    elements: int = 0
+    """Elements of a register."""
+
+
+PLAIN = Operands()
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """How a product is cut."""
@@ -63,6 +94,8 @@ class Blocks:
     """Bytes of an element of A and B."""
     wide: int
     """Bytes of an element of C."""
+    operands: Operands = PLAIN
+    """What is computed on the device."""
 
     @property
     def block_bytes(self) -> int:
@@ -72,29 +105,38 @@ class Blocks:
     @property
     def strip_bytes(self) -> int:
         """Bytes of a strip of A."""
-        return padded(self.strip * self.panel * self.item)
+        left = self.operands.left
+        return left.nbytes(self.strip, self.panel) if left else padded(self.strip * self.panel * self.item)
 
     @property
     def panel_bytes(self) -> int:
         """Bytes of a panel of B."""
-        return padded(self.panel * self.columns * self.item)
+        right = self.operands.right
+        return right.nbytes(self.panel, self.columns) if right else padded(self.panel * self.columns * self.item)
 
     @property
     def cast_bytes(self) -> tuple[int, int]:
         """Bytes of a strip of A and a panel of B in C's dtype, where that is another."""
         if self.item == self.wide:
             return 0, 0
-        return padded(self.strip * self.panel * self.wide), padded(self.panel * self.columns * self.wide)
+        left = 0 if self.operands.same else padded(self.strip * self.panel * self.wide)
+        return left, padded(self.panel * self.columns * self.wide)
 
     @property
     def held(self) -> int:
         """Bytes on the device."""
-        return self.block_bytes + self.panels * self.panel_bytes + self.strips * self.strip_bytes + sum(self.cast_bytes)
+        strips = 0 if self.operands.same else self.strips * self.strip_bytes
+        return (
+            self.block_bytes + self.panels * self.panel_bytes + strips + sum(self.cast_bytes) + self.operands.scratch
+        )  # fmt: skip
 
     def sent(self, m: int, n: int, k: int, add: bool) -> int:
         """Bytes over the link to the device."""
-        words = k * (m * -(-n // self.columns) + n * -(-m // self.rows))
-        return words * self.item + (m * n * self.wide if add else 0)
+        left, right, same = self.operands.left, self.operands.right, self.operands.same
+        a = left.sent(m, k) if left else m * k * self.item
+        b = right.sent(k, n) if right else k * n * self.item
+        back = m * n * self.wide if add else 0
+        return back + (b if same else a * -(-n // self.columns) + b * -(-m // self.rows))
 
     def seconds(self, m: int, n: int, k: int, rates: Rates, flops: float) -> float:
         """Time of the whole: the slowest level, what cannot overlap at the ends and between blocks, and a little for
@@ -116,25 +158,30 @@ class Blocks:
 @functools.lru_cache(maxsize=256)
 def choose_blocks(
     m: int, n: int, k: int, item: int, wide: int, room: int, line: int, rates_key: tuple[float, float, float, float],
-    shortest: int = Tuning().device_strip,
+    shortest: int = Tuning().device_strip, operands: Operands = PLAIN,
 ) -> Blocks | None:  # fmt: skip
-    """The cut that takes the least time inside `room` bytes; of equally good ones the smallest. None where none fits.
+    """The cut that takes the least time inside `room` bytes; of equally good ones the smallest. None where none fits. Where both
+    operands are the same, C is one block.
 
     `line` is the most bytes that a row may have (a piece of page-locked memory has to hold it), `shortest` the fewest of a
     strip of C."""
     rates = Rates(*rates_key[:3], flops={}, source="")
     found: list[tuple[float, int, Blocks]] = []
-    deep = [step for step in _PANELS if step < min(k, line // item + 1)] + [k] * (k <= min(_PANELS[-1], line // item))
-    shapes = sorted(itertools.product(_cuts(m), _cuts(n)), key=lambda shape: -shape[0] * shape[1])
+    longest = max(_PANELS[-1], min(_DEEPEST // max(m, n), _PANELS[-1] * 32) if item != wide and m * n <= 1 << 20 else 0)
+    steps = {*_PANELS, *([longest] if longest > _PANELS[-1] else [])}
+    deep = sorted(step for step in steps if step < min(k, line // item + 1)) + [k] * (k <= min(longest, line // item))
+    deep = [step for step in deep if step == k or not operands.whole[2]]
+    downs, acrosses = ([m] if operands.whole[0] else _cuts(m)), ([n] if operands.whole[1] else _cuts(n))
+    shapes = sorted(itertools.product(downs, acrosses), key=lambda shape: -shape[0] * shape[1])
     for panels, strips in _KEPT:
         for rows, columns in shapes:
             if rows * columns * wide > room or columns * max(item, wide) > line or rows * item > line:
                 continue
             if found and rows * columns * wide * _SMALL < room:
                 break
-            strip = _strip(rows, columns * wide, shortest)
+            strip = rows if operands.whole[0] and not operands.same else _strip(rows, columns * wide, shortest)
             for panel in deep:
-                blocks = Blocks(rows, columns, panel, strip, panels, strips, item, wide)
+                blocks = Blocks(rows, columns, panel, strip, panels, strips, item, wide, operands)
                 if blocks.held <= room:
                     found.append((blocks.seconds(m, n, k, rates, rates_key[3]), blocks.held, blocks))
         if found and panels == 2:
@@ -163,6 +210,13 @@ def _even(cut: int) -> int:
     """A length that is good for kernels, at least as long."""
     step = _EVEN if cut >= 16 * _EVEN else 128 if cut > 512 else 1
     return -(-cut // step) * step
+
+
+def bare_blocks(m: int, n: int, k: int, item: int, wide: int, edge: int, operands: Operands = PLAIN) -> Blocks:
+    """The smallest blocks that work."""
+    whole = operands.whole
+    rows, columns = (m if whole[0] else min(m, edge)), (n if whole[1] else min(n, edge))
+    return Blocks(rows, columns, k if whole[2] else min(k, edge), rows, 1, 1, item, wide, operands)
 
 
 @dataclass(slots=True)
@@ -196,14 +250,23 @@ class _Product:
         start = blocks.block_bytes
         self._panels = [_Place(start + i * blocks.panel_bytes) for i in range(blocks.panels)]
         start += blocks.panels * blocks.panel_bytes
-        self._strips = [_Place(start + i * blocks.strip_bytes) for i in range(blocks.strips)]
-        self._casts = start + blocks.strips * blocks.strip_bytes
-        self._order: tuple[Stream, ...] = ("work", "side") if blocks.item == blocks.wide else ("work",)
+        self._strips = [
+            _Place(start + i * blocks.strip_bytes) for i in range(0 if blocks.operands.same else blocks.strips)
+        ]
+        self._casts = start + len(self._strips) * blocks.strip_bytes
+        alone = blocks.item != blocks.wide or blocks.operands.same
+        self._order: tuple[Stream, ...] = ("work",) if alone else ("work", "side")
         """Strips in turn: the last wave of one product leaves room for the first of the next."""
         self._drained: list[Event] = []
         self._shape: tuple[int, ...] = ()
+        scratch = self._casts + sum(blocks.cast_bytes)
+        self._registers = {
+            id(work): {key: DeviceRegisters(chain, device, scratch, blocks.operands.elements)
+                       for key, chain in work.local.chains.items()}
+            for work in (blocks.operands.left, blocks.operands.right) if work is not None
+        }  # fmt: skip
 
-    def block(self, a: Block, b: Block, c: Block) -> None:
+    def block(self, a: Matrix, b: Matrix, c: Block) -> None:
         """One block of C."""
         kept = self.device.view(0, c.shape, self.dtype)
         step, rows = self.blocks.strip, c.shape[0]
@@ -228,11 +291,13 @@ class _Product:
             self._done(panel, *self._order)
         self._drained, self._shape = drained, c.shape
 
-    def _send(self, block: Block, places: list[_Place]) -> _Sent:
+    def _send(self, block: Matrix, places: list[_Place]) -> _Sent:
         place = places.pop(0)
         places.append(place)
         for event in place.free:
             self.device.follow("in", event)
+        if isinstance(block, RawOperand):
+            return _Sent(*block.send(self.copies, self._registers[id(block.work)], place.offset), place)
         array = self.copies.send(block, place.offset)
         return _Sent(array, self.device.record("in"), place)
 
@@ -240,11 +305,12 @@ class _Product:
         sent.place.free = [self.device.record(stream) for stream in streams]
 
     def _multiply(
-        self, kept: Any, c: Block, a: Block, panel: _Sent, strip: slice, span: slice, number: int, *, begins: bool
+        self, kept: Any, c: Block, a: Matrix, panel: _Sent, strip: slice, span: slice, number: int, *, begins: bool
     ) -> None:
         """A strip of A times a panel of B, into its strip of C; `begins` where it is the strip's first."""
         device, stream = self.device, self._order[number % len(self._order)]
-        left = self._send(a[strip, span], self._strips)
+        same = self.blocks.operands.same
+        left = None if same else self._send(a[strip, span], self._strips)
         if begins:
             for event in self._drained[number : number + 1] if self._shape == c.shape else self._drained:
                 device.follow("in" if self.add else stream, event)
@@ -254,10 +320,18 @@ class _Product:
         if stream not in panel.followed:
             device.follow(stream, panel.arrived)
             panel.followed.add(stream)
-        device.follow(stream, left.arrived)
         add = self.add or not begins
+        if left is None:
+            device.submit(stream, functools.partial(self._square, kept[strip], panel.array, strip, add))
+            return
+        device.follow(stream, left.arrived)
         device.submit(stream, functools.partial(self._call, kept[strip], left.array, panel.array, add))
         self._done(left, stream)
+
+    def _square(self, c: Any, b: Any, strip: slice, add: bool) -> None:
+        """Rows of a matrix's transpose times the matrix."""
+        b = b if self.blocks.item == self.blocks.wide else self._widen(b, self._casts)
+        self.device.kernels.multiply(c, self.device.kernels.turn(b, (1, 0))[strip], b, add, self.tf32)
 
     def _call(self, c: Any, a: Any, b: Any, add: bool) -> None:
         if self.blocks.item != self.blocks.wide:
@@ -271,7 +345,7 @@ class _Product:
 
 
 def stream_product(
-    device: Device, copies: MatrixCopies, blocks: Blocks, a: Block, b: Block, c: Block, *, add: bool, tf32: bool
+    device: Device, copies: MatrixCopies, blocks: Blocks, a: Matrix, b: Matrix, c: Block, *, add: bool, tf32: bool
 ) -> None:
     """c = a @ b (or c + a @ b), c's memory on the host included, by the time this returns."""
     product = _Product(device, copies, blocks, c.dtype, add, tf32)

@@ -132,7 +132,8 @@ class DeviceRegisters:
     def __init__(self, lowered: Lowered, device: Device, base: int, elements: int) -> None:
         self.program, self.device, self.elements = lowered.program, device, elements
         self.cast = device.kernels.cast
-        self._base = base
+        self.base = base
+        """Where they begin."""
         self._views: dict[tuple[int, ...], list[Any]] = {}
         self._spare = base + _bytes(self.program.registers, elements)
 
@@ -145,7 +146,7 @@ class DeviceRegisters:
         """All registers as arrays of this shape."""
         found = self._views.get(shape)
         if found is None:
-            place, found = self._base, []
+            place, found = self.base, []
             for dtype in self.program.registers:
                 found.append(self.device.view(place, shape, dtype.newbyteorder("=")))
                 place += padded(self.elements * dtype.itemsize)

@@ -19,14 +19,24 @@ from typing import Any
 import numpy as np
 
 from outsize.array.device.base import DeviceBudget
-from outsize.array.device.blocked_product import Blocks, choose_blocks, link_floor, stream_product
-from outsize.array.device.lower import Refused, Trivial
+from outsize.array.device.blocked_product import (
+    PLAIN,
+    Blocks,
+    Operands,
+    bare_blocks,
+    choose_blocks,
+    link_floor,
+    stream_product,
+)
+from outsize.array.device.lower import Refused, Trivial, slice_elements
+from outsize.array.device.operand import RawOperand, find_operand
 from outsize.array.device.transfer.matrices import MatrixCopies
 from outsize.array.device.transfer.pipeline import lies_in, settled
 from outsize.array.device.transfer.staging import Stager, Staging, staging_threads
-from outsize.array.graph.barrier import Contract
+from outsize.array.graph.barrier import Contract, Reduce
 from outsize.array.graph.frame import Frame
-from outsize.array.graph.node import Node
+from outsize.array.graph.node import Node, nodes_below
+from outsize.array.graph.rearrange import base_of_turn
 from outsize.array.kernels.blas import NOTHING, Packing
 from outsize.array.passes.base import ANY, Effort, Job, Room
 from outsize.array.passes.product import ContractPass, SizedProduct, grouped
@@ -84,6 +94,7 @@ class DeviceContractPass(ContractPass):
         if math.prod(self.lengths) == 0:
             raise Trivial("nothing is summed")
         self.device_budget, self.leaves = device_budget, list(node.inputs)
+        self._operands = self._find_operands()
         self._lands = self.plain() and isinstance(sink, MemorySink) and self.working == sink.dtype
         """True where C is accumulated in the result's own memory."""
         reached = [settled(child, bindings, device_budget.device, tuning) for child in node.inputs]
@@ -93,13 +104,44 @@ class DeviceContractPass(ContractPass):
         """True where a part of an operand may lie so that the device cannot take it by itself; C is sent too, where it is
         added to."""
 
+    def _find_operands(self) -> Operands:
+        """What the device computes of the operands, and whether one is the other's transpose."""
+        if not (self.batch == 0 and self.m == 1 and self.n == 1 and self.node.summed == 1):
+            return PLAIN
+        a, b = self.node.inputs
+        device, element = self.device_budget.device, self._element
+        left, right = (
+            find_operand(child, device, self.bindings, self.tuning)
+            if child.dtype.newbyteorder("=") == element
+            else None
+            for child in (a, b)
+        )
+        for child, work in ((a, left), (b, right)):
+            below = nodes_below([child], lambda node: node in self.bindings or node.barrier)
+            if work is None and any(isinstance(node, Reduce) and node.local for node in below):
+                raise Refused("its operand and what its lanes come to are made by the processor")
+        same, works = base_of_turn(a) is b or base_of_turn(b) is a, [work for work in (left, right) if work is not None]
+        if not works:
+            return replace(PLAIN, same=same)
+        each = sum(work.registers_bytes(1 << 12) for work in works) >> 12
+        elements = slice_elements(self.device_budget.room // 2, self.tuning.device_slice, max(1, each))
+        rows, depth = left.lanes if left else (False, False)
+        deep, columns = right.lanes if right else (False, False)
+        return Operands(
+            same=same, left=left, right=right, whole=(rows, columns, depth or deep), elements=elements,
+            scratch=max(work.scratch(elements) for work in works),
+        )  # fmt: skip
+
     @property
     def flops(self) -> int:
         """Operations of the whole product."""
         each = 8 if self.node.dtype.kind == "c" else 2
         return each * math.prod(self.node.shape) * math.prod(self.lengths)
 
-    def _operand(self, child: Node, region: Region, axes: tuple[int, int, int], frame: Frame) -> Block:
+    def _operand(self, child: Node, region: Region, axes: tuple[int, int, int], frame: Frame) -> Any:
+        work = self._operands.left if child is self.node.inputs[0] else self._operands.right
+        if work is not None:
+            return work.load(region[::-1] if work.turned else region, frame)
         block = super()._operand(child, region, axes, frame)
         if self._staged:  # staging threads take matrices of any layout
             return block
@@ -145,10 +187,21 @@ class DeviceContractPass(ContractPass):
         line, shortest = piece or 1 << 40, self.tuning.device_strip
         for region, _ in self.kinds(sized.grid, sized.chunk):
             _, m, n, k, _ = self._matrix(region)
-            found = None if bare else choose_blocks(m, n, k, item, wide, room, line, key, shortest)
-            least = Blocks(min(m, edge), min(n, edge), min(k, edge), min(m, edge), 1, 1, item, wide)
-            blocks[m, n, k] = found or least
+            blocks[m, n, k] = self._blocks(m, n, k, (item, wide, room, line, key, shortest), edge, bare)
         return blocks
+
+    def _blocks(self, m: int, n: int, k: int, how: tuple[Any, ...], edge: int, bare: bool) -> Blocks:
+        """The best blocks; where both operands are the same, with C in one, if that fits."""
+        known = self._operands
+        choose = choose_blocks if known.left is known.right is None else choose_blocks.__wrapped__
+        apart = replace(known, same=False)
+        if known.same and m == n == self.node.shape[0] and not bare:
+            deep = known.right is not None and known.right.lanes[0]
+            if found := choose(m, n, k, *how, replace(known, whole=(True, True, deep))):
+                return found
+        if not bare and (found := choose(m, n, k, *how, apart)):
+            return found
+        return bare_blocks(m, n, k, how[0], how[1], edge, apart)
 
     @property
     def _item(self) -> int:
@@ -187,20 +240,28 @@ class DeviceContractPass(ContractPass):
     def load(self, job: Job, tile: Region, chunk: Region, state: Any, frame: Frame) -> Any:
         frame.reset()
         a, b = self._load(tile, chunk, frame, state.left, False)
-        near = [lies_in(block, frame) or self.device_budget.device.reaches(block) for block in (a, b)]
-        return a, b, state.left is not None or near[0], near[1]
+        near = [
+            all(lies_in(block, frame) or self.device_budget.device.reaches(block) for block in _blocks_of(operand))
+            for operand in (a, b)
+        ]
+        stays = state.left is not None and not isinstance(a, RawOperand)
+        return a, b, stays or near[0], near[1]
 
     def fold(self, job: Job, tile: Region, chunk: Region, state: Any, payload: Any) -> None:
         *panels, near_a, near_b = payload
-        total, a, b = self.matrices(state, *panels)
-        blocks, opened = job.sized.blocks[(*total.shape[1:], a.shape[2])], job.opened
+        if self._operands.left is self._operands.right is None:
+            total, a, b = self.matrices(state, *panels)
+        else:
+            c = state.total
+            total, a, b = c[None], panels[:1], panels[1:]
+        blocks, opened = job.sized.blocks[(*total.shape[1:], a[0].shape[1])], job.opened
         device = self.device_budget.device
         lands = not self._lands or device.reaches(state.total)
 
         def reaches(block: Block) -> bool:
             if np.may_share_memory(block, state.total):
                 return lands
-            return bool(near_a if np.may_share_memory(block, a) else near_b)
+            return bool(near_a if any(np.may_share_memory(block, one) for one in _blocks_of(panels[0])) else near_b)
 
         with opened.alone:
             for i in range(total.shape[0]):
@@ -209,7 +270,7 @@ class DeviceContractPass(ContractPass):
                 opened.conductor.submit(
                     stream_product, device, copies, blocks, a[i], b[i], total[i], add=add, tf32=self.device_budget.tf32
                 ).result()
-        job.progress(total.size * a.shape[2])
+        job.progress(total.size * a[0].shape[1])
 
     def _link_out(self, sized: SizedDeviceProduct) -> int:
         """Bytes of C brought back: once for every panel."""
@@ -236,6 +297,7 @@ class DeviceContractPass(ContractPass):
         k, batch = math.prod(self.lengths), math.prod(self.node.shape[: self.batch])
         item, wide = self._item, self.working.itemsize
         least = batch * link_floor(m, n, k, item, wide, self.device_budget.room, add=False)
+        least = min(least, batch * k * n * item) if self._operands.same else least
         result, into = batch * m * n * wide, self._link_in(sized)
         panels = sum(number * -(-self._matrix(r)[3] // sized.blocks[self._matrix(r)[1:4]].panel)
                      * self._matrix(r)[0] for r, number in self.kinds(sized.grid, sized.chunk))  # fmt: skip
@@ -260,3 +322,8 @@ class DeviceContractPass(ContractPass):
             f"on {self.device_budget.device.name}: {blocks.rows}x{blocks.columns} of C stay, panels of {blocks.panel} "
             f"stream, {format_bytes(blocks.held)}; {kind} at {rate / 1e12:.0f} TFLOP/s ({rates.source})",
         )
+
+
+def _blocks_of(operand: Any) -> tuple[Block, ...]:
+    """The memory of an operand."""
+    return operand.blocks if isinstance(operand, RawOperand) else (operand,)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from outsize.array.graph.barrier import Barrier, Contract, Lane, Reduce, Scan
 from outsize.array.graph.elementwise import Elementwise
 from outsize.array.graph.node import Fill, Memory, Node, Range, Source, structure, walk
-from outsize.array.graph.rearrange import Affine, only_reshapes
+from outsize.array.graph.rearrange import Affine, base_of_turn, only_reshapes
 from outsize.array.store.base import Block, Region, region_shape
 
 _DEEP = 8
@@ -194,6 +194,13 @@ def _stays(node: Node, root: Node, readers: dict[int, list[Node]]) -> bool:
         if isinstance(reader, Reduce):
             if reader.inputs[0].shape != domain:
                 return False
+        elif isinstance(reader, Contract):
+            chains = [base_of_turn(child) or child for child in reader.inputs]
+            mine = [chain for chain in chains if id(chain) in known]
+            if len(domain) != 2 or not all(isinstance(one, Elementwise) and one.shape == domain for one in mine):
+                return False
+        elif base_of_turn(reader) is not None and all(isinstance(one, Contract) for one in readers[id(reader)]):
+            stack.extend(readers[id(reader)])
         elif isinstance(reader, Together):
             if any(
                 id(top) in known and not (isinstance(top, Elementwise) and top.shape == domain) for top in root.inputs

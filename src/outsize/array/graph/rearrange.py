@@ -97,6 +97,13 @@ def only_reshapes(node: Affine) -> bool:
     return whole and kept == sorted(kept) and all(n == 1 for n in added)
 
 
+def base_of_turn(node: Node) -> Node | None:
+    """The matrix that a node is the transpose of, if it is one."""
+    if isinstance(node, Affine) and node.axes == ((1, 0, 1), (0, 0, 1)) and node.shape == node.inputs[0].shape[::-1]:
+        return node.inputs[0]
+    return None
+
+
 def make_affine(node: Node, shape: Shape, axes: tuple[tuple[int | None, int, int], ...]) -> Node:
     """An affine node; one on top of another becomes one, and one that changes nothing disappears."""
     if isinstance(node, Affine):
