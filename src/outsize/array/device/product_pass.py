@@ -297,8 +297,8 @@ class DeviceContractPass(ContractPass):
         k, batch = math.prod(self.lengths), math.prod(self.node.shape[: self.batch])
         item, wide = self._item, self.working.itemsize
         least = batch * link_floor(m, n, k, item, wide, self.device_budget.room, add=False)
-        least = min(least, batch * k * n * item) if self._operands.same else least
         result, into = batch * m * n * wide, self._link_in(sized)
+        least = min(least, batch * k * n * item if self._operands.same else into, into)
         panels = sum(number * -(-self._matrix(r)[3] // sized.blocks[self._matrix(r)[1:4]].panel)
                      * self._matrix(r)[0] for r, number in self.kinds(sized.grid, sized.chunk))  # fmt: skip
         flops = rates.product(self.working.char, self.device_budget.tf32)[1]

@@ -17,8 +17,10 @@ import numpy as np
 from outsize.array import astype, conj, matmul, permute_dims, reshape
 from outsize.array.api.lazy import Array
 from outsize.array.graph import build as make
+from outsize.array.graph.node import Source
 from outsize.array.run.now import remove
 from outsize.array.store.base import Block
+from outsize.array.store.formats.memory import MemoryStore
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
 from outsize.factor.algorithms.ranks import Key
@@ -52,7 +54,7 @@ def shrink_on_device(
             budget=session.host, culprit=f"axis {axis}",
         )  # fmt: skip
     rows = _rows(Array(tensor.node), axis, wide)  # (fibres, length)
-    turned = matmul(permute_dims(rows, (1, 0)), conj(rows))
+    turned = matmul(permute_dims(rows, (1, 0)), conj(rows) if wide.kind == "c" else rows)
     gram = session.compute(turned, f"Gram matrix of axis {axis}", on_device=True)
     if session.dry:
         columns = min(length, rank or session.ranks.supposed(key, length).needed(allowed or 0.0))
@@ -71,7 +73,7 @@ def shrink_on_device(
         return None
     basis = np.ascontiguousarray(vectors[:, ::-1][:, :columns])
     left = _project(session, rows, basis, tensor.shape, axis, dtype)
-    kept2 = float(session.compute((abs(Array(left.node)) ** 2).sum(), "squares of what is left"))
+    kept2 = float(np.sum((gram @ basis.conj()) * basis).real)  # |X B|^2, which the Gram matrix knows
     slack = (
         1e-11 + 4 * length * 2.0**-53 * math.sqrt(columns) + (2.0**-22 if dtype.itemsize < wide.itemsize else 0)
     ) * norm2
@@ -79,10 +81,20 @@ def shrink_on_device(
 
 
 def _rows(x: Array, axis: int, wide: np.dtype[Any]) -> Array:
-    """All fibres of a mode as the rows of a matrix, in double precision, lazy."""
+    """All fibres of a mode as the rows of a matrix, in double precision, lazy. Of memory that lies in one piece it is a view."""
+    memory, length = _memory(x), x.shape[axis]
+    if memory is not None and axis in (0, x.ndim - 1):
+        matrix = memory.reshape(length, -1).T if axis == 0 else memory.reshape(-1, length)
+        return astype(Array(make.constant(matrix)), wide)
     order = (*(other for other in range(x.ndim) if other != axis), axis)
     turned = x if order == tuple(range(x.ndim)) else permute_dims(x, order)
     return astype(reshape(turned, (x.size // x.shape[axis], x.shape[axis])), wide)
+
+
+def _memory(x: Array) -> Block | None:
+    """The array that lies behind a lazy one, if that is all of it and in one piece."""
+    store = x.node.store if isinstance(x.node, Source) else None
+    return store.array if isinstance(store, MemoryStore) and store.array.flags.c_contiguous else None
 
 
 def _project(
@@ -99,6 +111,10 @@ def _project(
         else reshape(made, (*others, columns))
     )
     size = turned.nbytes
+    if size <= session.room // 4 and axis == len(others):
+        array = session.compute(made, f"projection of axis {axis}", on_device=True).reshape(turned.shape)
+        session.held["the tensor"] = size
+        return Tensor(make.constant(array), resident=size)
     if size <= session.room // 4:
         array = session.compute(turned, f"projection of axis {axis}", on_device=True)
         session.held["the tensor"] = size
