@@ -156,6 +156,8 @@ class Tuning:
     """Threads that read at most: enough to keep a disk at its best."""
     device_slice: int = 1 << 26
     """Elements of a register on the device at most: longer kernels gain nothing."""
+    device_least: int = 64 << 20
+    """Bytes of results of earlier passes that are not sent to a device again for an elementwise chain over them alone."""
     send_seconds: float = 2e-4
     """Time of the interpreter that sending a chunk costs whatever its size."""
     device_strip: int = 8 << 20

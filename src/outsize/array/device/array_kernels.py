@@ -95,6 +95,9 @@ class ArrayKernels(Kernels):
                 "N", "N", b.T, a.T, out=c.T, alpha=1.0, beta=1.0 if add else 0.0
             )
 
+    def multiply_each(self, c: Any, a: Any, b: Any, tf32: bool) -> None:
+        self.module.matmul(a, b, out=c)
+
     def turn(self, value: Any, order: tuple[int, ...]) -> Any:
         return value.transpose(order)
 

@@ -153,6 +153,10 @@ class Kernels(abc.ABC):
         """c = a @ b for matrices, or c + a @ b."""
 
     @abc.abstractmethod
+    def multiply_each(self, c: Any, a: Any, b: Any, tf32: bool) -> None:
+        """c[i] = a[i] @ b[i] for a stack of matrices."""
+
+    @abc.abstractmethod
     def turn(self, value: Any, order: tuple[int, ...]) -> Any:
         """The array with its axes in another order, without a copy."""
 

@@ -45,9 +45,14 @@ _ROW = 1e-8
 """Seconds that a row costs on the link whatever its length."""
 
 
-_DEEPEST = 1 << 24
-"""Elements of a panel at the most, where its products are added up in a wider dtype: then length costs no accuracy, and few
-long panels keep the link busy where blocks of C are small."""
+_LITTLE = 1 << 20
+"""Elements of a small block of C: long sums of float32 into it are added up in float64, so that long panels cost no accuracy."""
+_DEEPEST = 1 << 26
+"""Elements of a panel of such a product at the most."""
+_PART = 1024
+"""Rows of a panel that are added up by themselves, where parts are."""
+_SEND = 2e-4
+"""Seconds of the interpreter for a panel, whatever its size."""
 
 Matrix = Block | RawOperand
 """A matrix on the host, or what the device makes it of."""
@@ -123,11 +128,23 @@ class Blocks:
         return left, padded(self.panel * self.columns * self.wide)
 
     @property
+    def split(self) -> int:
+        """In how many parts a panel's product is added up: a small block of C does not keep a card busy by itself."""
+        small = self.rows * self.columns <= _LITTLE and self.panel >= _PART * 4
+        return min(32, self.panel // _PART) if small else 1
+
+    @property
+    def split_bytes(self) -> int:
+        """Bytes of those parts, and of their sum."""
+        return padded((self.split + 1) * self.strip * self.columns * self.wide) if self.split > 1 else 0
+
+    @property
     def held(self) -> int:
         """Bytes on the device."""
         strips = 0 if self.operands.same else self.strips * self.strip_bytes
         return (
             self.block_bytes + self.panels * self.panel_bytes + strips + sum(self.cast_bytes) + self.operands.scratch
+            + self.split_bytes
         )  # fmt: skip
 
     def sent(self, m: int, n: int, k: int, add: bool) -> int:
@@ -149,6 +166,8 @@ class Blocks:
         sending = self.sent(m, n, k, False) / rates.link_in + (m * across * deep + k * down * across) * _ROW
         leaves = self.block_bytes / rates.link_out
         tail = min(self.panels - 1, deep) * work / (tiles * deep)
+        if self.rows * self.columns <= _LITTLE:  # nothing hides what the interpreter takes for each panel
+            sending += tiles * deep * (_SEND if self.operands.left is self.operands.right is None else 3 * _SEND)
         stall = max(0.0, leaves * (1 - 1 / cuts) - tail) + (leaves / cuts if self.panels < 3 else 0.0)
         fill = (self.panel_bytes + self.strip_bytes) / rates.link_in
         slowest = max(sending, work, m * n * self.wide / rates.link_out)
@@ -167,8 +186,8 @@ def choose_blocks(
     strip of C."""
     rates = Rates(*rates_key[:3], flops={}, source="")
     found: list[tuple[float, int, Blocks]] = []
-    longest = max(_PANELS[-1], min(_DEEPEST // max(m, n), _PANELS[-1] * 32) if item != wide and m * n <= 1 << 20 else 0)
-    steps = {*_PANELS, *([longest] if longest > _PANELS[-1] else [])}
+    longest = max(_PANELS[-1], _DEEPEST // max(m, n) // _PART * _PART if m * n <= _LITTLE else 0)
+    steps = {*_PANELS, *(step for step in (longest, longest // 4 // _PART * _PART) if step > _PANELS[-1])}
     deep = sorted(step for step in steps if step < min(k, line // item + 1)) + [k] * (k <= min(longest, line // item))
     deep = [step for step in deep if step == k or not operands.whole[2]]
     downs, acrosses = ([m] if operands.whole[0] else _cuts(m)), ([n] if operands.whole[1] else _cuts(n))
@@ -259,6 +278,7 @@ class _Product:
         """Strips in turn: the last wave of one product leaves room for the first of the next."""
         self._drained: list[Event] = []
         self._shape: tuple[int, ...] = ()
+        self._parts = self._casts + sum(blocks.cast_bytes) + blocks.operands.scratch
         scratch = self._casts + sum(blocks.cast_bytes)
         self._registers = {
             id(work): {key: DeviceRegisters(chain, device, scratch, blocks.operands.elements)
@@ -331,12 +351,30 @@ class _Product:
     def _square(self, c: Any, b: Any, strip: slice, add: bool) -> None:
         """Rows of a matrix's transpose times the matrix."""
         b = b if self.blocks.item == self.blocks.wide else self._widen(b, self._casts)
-        self.device.kernels.multiply(c, self.device.kernels.turn(b, (1, 0))[strip], b, add, self.tf32)
+        self._multiply_add(c, self.device.kernels.turn(b, (1, 0))[strip], b, add)
 
     def _call(self, c: Any, a: Any, b: Any, add: bool) -> None:
         if self.blocks.item != self.blocks.wide:
             a, b = self._widen(a, self._casts), self._widen(b, self._casts + self.blocks.cast_bytes[0])
-        self.device.kernels.multiply(c, a, b, add, self.tf32)
+        self._multiply_add(c, a, b, add)
+
+    def _multiply_add(self, c: Any, a: Any, b: Any, add: bool) -> None:
+        kernels, (rows, columns), depth = self.device.kernels, tuple(c.shape), b.shape[0]
+        count = next((n for n in range(self.blocks.split, 0, -1) if depth % n == 0), 1)
+        if count < 4:
+            kernels.multiply(c, a, b, add, self.tf32)
+            return
+        parts = self.device.view(self._parts, (count, rows, columns), self.dtype)
+        left = kernels.turn(a.reshape((rows, count, depth // count)), (1, 0, 2))
+        kernels.multiply_each(parts, left, b.reshape((count, depth // count, columns)), self.tf32)
+        if not add:
+            kernels.reduce("add", c[None], parts, (0,))
+            return
+        total = self.device.view(
+            self._parts + count * rows * columns * self.dtype.itemsize, (1, rows, columns), self.dtype
+        )
+        kernels.reduce("add", total, parts, (0,))
+        kernels.apply("add", self.dtype, c, c, total[0])
 
     def _widen(self, value: Any, place: int) -> Any:
         wide = self.device.view(place, tuple(value.shape), self.dtype)

@@ -61,7 +61,13 @@ def _make(
         return DeviceReducePass(outputs, bindings, tuning, device_budget)  # type: ignore[arg-type]
     if isinstance(node, Contract):
         return DeviceContractPass(node, sink, bindings, tuning, device_budget)
-    return DeviceMapPass(node, sink, bindings, tuning, device_budget)
+    made = DeviceMapPass(node, sink, bindings, tuning, device_budget)
+    if (
+        all(leaf in bindings for leaf in made.leaves)
+        and sum(leaf.nbytes for leaf in made.leaves) <= tuning.device_least
+    ):
+        raise Trivial("the little that reductions came to is in memory already")
+    return made
 
 
 def _does_not_pay(work: OnDevice | DeviceContractPass) -> str | None:

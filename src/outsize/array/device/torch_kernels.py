@@ -172,6 +172,9 @@ class TorchKernels(Kernels):
         else:
             torch.mm(a, b, out=c)
 
+    def multiply_each(self, c: Any, a: Any, b: Any, tf32: bool) -> None:
+        torch.bmm(a, b, out=c)
+
     def turn(self, value: Any, order: tuple[int, ...]) -> Any:
         return value.permute(order)
 

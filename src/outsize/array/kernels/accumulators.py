@@ -62,6 +62,9 @@ class Accumulator(abc.ABC):
     device_kinds: tuple[str, ...] = ()
     """Folds that a device makes of a chunk, one array each; empty: the processor does it."""
 
+    takes_over = False
+    """True where the partial of a chunk that has whole lanes is their state."""
+
     def __init__(self, axes: tuple[int, ...], ndim: int, dtype: np.dtype[Any], working: np.dtype[Any]) -> None:
         self.axes, self.dtype, self.working = axes, dtype, working
         self.flat = len(axes) == ndim
@@ -150,6 +153,8 @@ def fold_whole(name: str, value: Block, axes: tuple[int, ...], working: np.dtype
 
 class Fold(Accumulator):
     """sum, product, minimum, maximum, any, all."""
+
+    takes_over = True
 
     def __init__(
         self, kind: str, axes: tuple[int, ...], ndim: int, dtype: np.dtype[Any], working: np.dtype[Any]
@@ -300,6 +305,8 @@ class _Shifting(Taking):
 
 class ArgExtreme(Accumulator):
     """Where the smallest or largest element is; the first NaN wins, the smaller index on ties, as in NumPy."""
+
+    takes_over = True
 
     def __init__(
         self, kind: str, axes: tuple[int, ...], ndim: int, dtype: np.dtype[Any], shape: tuple[int, ...]

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from outsize.array.graph.barrier import Reduce, Select
 from outsize.array.graph.fold import count, fold
 from outsize.array.graph.frame import Frame
@@ -296,6 +298,10 @@ class ReducePass(Pass):
                 slice(0, 1) if axis in accumulator.axes else part for axis, part in enumerate(inside(chunk, tile))
             )
             views = [array[(*place, ...)] for array in state.states[number]]
+            if accumulator.takes_over and all(shape[axis] == self.domain[axis] for axis in accumulator.axes):
+                for view, partial in zip(views, payload[number], strict=True):  # nothing else is folded into these
+                    np.copyto(view, partial)
+                continue
             accumulator.combine(views, payload[number], count(accumulator, shape))
         job.progress(self._bytes(shape))
 
