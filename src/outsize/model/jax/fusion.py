@@ -40,7 +40,14 @@ TAKES_IN = (
 )
 """Operators that may compute their inputs while they read them."""
 MOVES = {"transpose", "rev"}
-IN_PLACE = (CHEAP | EXPENSIVE) - MOVES | {"scatter", "scatter-add", "scatter_add", "scatter_mul", "dynamic_update_slice", "sort"}
+IN_PLACE = (CHEAP | EXPENSIVE) - MOVES | {
+    "scatter",
+    "scatter-add",
+    "scatter_add",
+    "scatter_mul",
+    "dynamic_update_slice",
+    "sort",
+}
 """Operators that may write where a dying input of the same size was."""
 SPREADS = {"broadcast_in_dim", "iota", "broadcast"}
 

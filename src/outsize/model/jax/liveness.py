@@ -104,7 +104,7 @@ class _Walk:
         self.unknown = set(program.unknown)
 
     def _delay(self) -> None:
-        """What a product read last is held until the next has run and its result is transposed: XLA may run the first after it."""
+        """What a product read last is held until the next has run and is transposed: XLA may run the first after it."""
         heavy = [number for number, operator in enumerate(self.fused.operators) if operator.name in HEAVY]
         after = {first: self._transposed(second) for first, second in pairwise(heavy)}
         self.last = {key: after.get(number, number) for key, number in self.last.items()}
