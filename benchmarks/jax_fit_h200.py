@@ -1,18 +1,26 @@
 """`outsize.fit` of JAX on a card at 50 and 30 % of the plain step's peak, beside what one writes by hand.
 
-    python benchmarks/jax_fit_h200.py [--out FILE.json] [KIND ...]
+    python benchmarks/jax_fit_h200.py [--limit SECONDS] [--out FILE.json] [KIND ...]
 
-A reference process a kind runs the plain step: its peak, time and gradients. Then each pair of kind and budget has a process of
-its own whose arena (XLA_PYTHON_CLIENT_MEM_FRACTION) is the budget and 3 % more, so that a step that passes it dies. Three ways of
-running the same step are compiled there: ours, `jax.checkpoint` over everything (over the whole loss, and over every block
-where the model has blocks), and accumulation by hand with the fewest slices that fit. All compile at the same time; then
-they run one after the other, alone on the card. Who is not ready at 60 % of the time left (`--limit`) runs when it is. Products
-are in float32 throughout. Gradients are read from the momentum after one step.
+Every way of running a step has a process of its own, and all compile at the same time with one folder for what JAX and XLA
+keep of compilations:
+
+- plain: the step as it is. Its peak sets the budgets, its first gradients are what the others are compared with.
+- ours: `outsize.fit`, once for each budget, in an arena (XLA_PYTHON_CLIENT_MEM_FRACTION) of the budget and 3 % more. The plain
+  step is run there last, and has to die.
+- `jax.checkpoint` over everything: over the whole loss, and over every block where the model has blocks.
+- accumulation by hand, with the fewest slices that fit each budget.
+
+The last two run where memory is free: a budget takes those whose bytes fit it. Each way runs one step when it is compiled. When
+all have, or `--limit` leaves a quarter of its time, they are timed one after the other, alone on the card. Products are in
+float32 throughout and by cuBLAS in every way (tuning XLA's own kernels takes minutes). Gradients are read from the momentum
+after one step.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import fcntl
 import json
@@ -24,11 +32,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-KINDS = ("mlp_wide", "gpt", "vit")
+KINDS = ("gpt", "vit", "mlp_wide")
 SHARES = (0.5, 0.3)
 ROUNDS = 6
 ARENA = 1.03
 """The arena as a multiple of the budget."""
+FLAGS = "--xla_gpu_enable_triton_gemm=false"
+SLICES = (2, 4, 8)
+"""Slices by hand that are compiled at once; more follow where none of these fits."""
 
 
 def contents(made):
@@ -50,79 +61,66 @@ def contents(made):
     return jax.device_put((params, batch))
 
 
-def timed(step, params, state, batch):
-    """(momentum after the first step on the host, best seconds of the following ones)."""
+def size_of(program) -> int:
+    found = program.memory_analysis()
+    size = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    return size + found.temp_size_in_bytes
+
+
+def lower(update, made):
     import jax
 
-    params, state, value = step(params, state, batch)
-    jax.block_until_ready(value)
-    first = jax.device_get(jax.tree.leaves(state))
-    seconds = []
-    for _ in range(ROUNDS):
-        begin = time.perf_counter()
-        params, state, value = step(params, state, batch)
-        jax.block_until_ready((params, value))
-        seconds.append(time.perf_counter() - begin)
-    return first, min(seconds)
+    return jax.jit(update, donate_argnums=(0, 1), keep_unused=True).lower(*made.arguments)
 
 
-def compiled(loss, optimizer, arguments):
-    import jax
+def compiled(loss, made):
     from jax_steps import train
 
-    made = jax.jit(train(loss, optimizer), donate_argnums=(0, 1), keep_unused=True).lower(*arguments).compile()
-    found = made.memory_analysis()
-    size = (
-        found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes + found.temp_size_in_bytes
-    )
-    return made, size
+    return lower(train(loss, made.optimizer), made).compile()
 
 
-def by_hand(loss, slices):
-    """Accumulation as one writes it: reshape, scan, add up. It is a loss with the gradient inside."""
+def by_hand(loss, optimizer, slices):
+    """Accumulation as one writes it: reshape, scan, add up, then one update."""
     import jax
     import jax.numpy as jnp
     import optax
 
-    def train_sliced(optimizer):
-        def update(params, state, batch):
-            parts = jax.tree.map(lambda x: x.reshape(slices, -1, *x.shape[1:]), batch)
+    def update(params, state, batch):
+        parts = jax.tree.map(lambda x: x.reshape(slices, -1, *x.shape[1:]), batch)
 
-            def body(carry, part):
-                value, grads = jax.value_and_grad(loss)(params, part)
-                return (carry[0] + value, jax.tree.map(jnp.add, carry[1], grads)), None
+        def body(carry, part):
+            value, grads = jax.value_and_grad(loss)(params, part)
+            return (carry[0] + value, jax.tree.map(jnp.add, carry[1], grads)), None
 
-            zeros = jax.tree.map(jnp.zeros_like, params)
-            (value, grads), _ = jax.lax.scan(body, (jnp.zeros(()), zeros), parts)
-            grads = jax.tree.map(lambda g: g / slices, grads)
-            changes, state = optimizer.update(grads, state, params)
-            return optax.apply_updates(params, changes), state, value / slices
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        (value, grads), _ = jax.lax.scan(body, (jnp.zeros(()), zeros), parts)
+        grads = jax.tree.map(lambda g: g / slices, grads)
+        changes, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, changes), state, value / slices
 
-        return update
-
-    return train_sliced
+    return update
 
 
-def fewest_slices(made, budget):
-    """(slices, program, bytes) of the fewest slices by hand that fit."""
+def sliced_by_hand(made, budgets):
+    """Way -> program: for each budget the fewest slices that fit."""
     import jax
 
-    rows, slices = jax.tree.leaves(made.batch)[0].shape[0], 2
-    while slices <= rows:
-        program = (
-            jax.jit(by_hand(made.loss, slices)(made.optimizer), donate_argnums=(0, 1)).lower(*made.arguments).compile()
-        )
-        found = program.memory_analysis()
-        size = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-        size += found.temp_size_in_bytes
-        if size <= budget:
-            return slices, program, size
-        slices *= 2
-    return None
+    rows = jax.tree.leaves(made.batch)[0].shape[0]
+
+    def compile_all(counts):
+        lowered = [lower(by_hand(made.loss, made.optimizer, count), made) for count in counts]
+        with concurrent.futures.ThreadPoolExecutor(len(lowered)) as pool:
+            return dict(zip(counts, pool.map(lambda one: one.compile(), lowered), strict=True))
+
+    programs = compile_all(SLICES)
+    while min(map(size_of, programs.values())) > min(budgets) and max(programs) < rows:
+        programs |= compile_all([2 * max(programs)])
+    fewest = {min((n for n, one in programs.items() if size_of(one) <= budget), default=None) for budget in budgets}
+    return {f"{count} slices by hand": programs[count] for count in fewest if count is not None}
 
 
 def checkpointed(name, made):
-    """Losses with `jax.checkpoint` over everything."""
+    """Way -> loss with `jax.checkpoint` over everything."""
     import jax
     from jax_steps import block, gpt_loss
 
@@ -132,109 +130,143 @@ def checkpointed(name, made):
     return losses
 
 
-@contextlib.contextmanager
-def turn(folder: pathlib.Path, name: str, waits_for: int, until: float) -> Iterator[None]:
-    """Say that everything is compiled, wait for the others that compile, but not for ever; then have the card alone."""
-    (folder / f"ready-{name}").touch()
-    while len(list(folder.glob("ready-*"))) + len(list(folder.glob("dead-*"))) < waits_for and time.time() < until:
-        time.sleep(0.1)
-    with open(folder / "turn", "a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+class Race:
+    """The folder in which the processes of one kind of step meet."""
+
+    def __init__(self, folder: str, waits_for: str, until: str) -> None:
+        self.folder, self.waits_for, self.until = pathlib.Path(folder), int(waits_for), float(until)
+
+    def peak(self, name: str) -> int:
+        """Bytes of the plain step, when its process knows them."""
+        place = self.folder / f"peak-{name}"
+        while not place.exists() or not place.read_text():
+            if (self.folder / f"dead-{name}-plain").exists():
+                raise SystemExit("the plain step did not compile")
+            time.sleep(0.1)
+        return int(place.read_text())
+
+    def budgets(self, name: str) -> list[int]:
+        return [int(share * self.peak(name)) for share in SHARES]
+
+    @contextlib.contextmanager
+    def turn(self, tag: str) -> Iterator[None]:
+        """Say that everything is compiled, wait for the others, but not for ever; then have the card alone."""
+        (self.folder / f"ready-{tag}").touch()
+        while self._busy() and time.time() < self.until:
+            time.sleep(0.1)
+        with open(self.folder / "turn", "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _busy(self) -> bool:
+        return sum(len(list(self.folder.glob(f"{state}-*"))) for state in ("ready", "dead")) < self.waits_for
+
+    def difference(self, name: str, first) -> float:
+        """Largest difference from the plain gradients, as a part of the largest gradient of the same array."""
+        import numpy as np
+
+        while not (self.folder / f"{name}.npz").exists():
+            time.sleep(0.1)
+        with np.load(self.folder / f"{name}.npz") as plain:
+            pairs = [(a, plain[key]) for a, key in zip(first, plain.files, strict=True)]
+        return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)) for a, b in pairs)
 
 
-def reference(name: str, folder: pathlib.Path, waits_for: int, until: float) -> dict:
+def first_step(step, params, state, batch):
+    """(momentum on the host, arguments of the next step)."""
     import jax
-    import numpy as np
-    from jax_models import KINDS as MADE
 
-    made = MADE[name]()
-    step, size = compiled(made.loss, made.optimizer, made.arguments)
+    params, state, value = step(params, state, batch)
+    jax.block_until_ready(value)
+    return jax.device_get(jax.tree.leaves(state)), (params, state, batch)
+
+
+def timed(step, arguments) -> float:
+    """Best seconds of some steps."""
+    import jax
+
+    (params, state, batch), seconds = arguments, []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        params, state, value = step(params, state, batch)
+        jax.block_until_ready((params, value))
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+def plain(name: str, race: Race, made) -> dict:
+    import numpy as np
+
+    begin = time.perf_counter()
+    step = compiled(made.loss, made)
+    (race.folder / f"peak-{name}").write_text(str(size_of(step)))
+    seconds = round(time.perf_counter() - begin, 1)
     params, batch = contents(made)
-    with turn(folder / "plain", name, waits_for, until):
-        first, seconds = timed(step, params, made.optimizer.init(params), batch)
-    np.savez(folder / f"{name}.npz", *first)
-    return {"peak": size, "seconds": seconds, "measured": jax.devices()[0].memory_stats()["peak_bytes_in_use"]}
+    first, arguments = first_step(step, params, made.optimizer.init(params), batch)
+    np.savez(race.folder / "saving" / f"{name}.npz", *first)
+    (race.folder / "saving" / f"{name}.npz").rename(race.folder / f"{name}.npz")
+    with race.turn(f"{name}-plain"):
+        return {"peak": size_of(step), "seconds": timed(step, arguments), "compiled_in": seconds}
 
 
-def difference(first, folder: pathlib.Path, name: str) -> float:
-    """Largest difference from the plain gradients, as a part of the largest gradient of the same array."""
-    import numpy as np
+def others(name: str, way: str, race: Race, made) -> dict:
+    """Ways written by hand, those that fit a budget timed."""
+    begin = time.perf_counter()
+    if way == "slices by hand":
+        programs = sliced_by_hand(made, race.budgets(name))
+    else:
+        programs = {way: compiled(checkpointed(name, made)[way], made)}
+    rows = {one: {"peak": size_of(program)} for one, program in programs.items()}
+    seconds = round(time.perf_counter() - begin, 1)
+    runs = {one: program for one, program in programs.items() if size_of(program) <= max(race.budgets(name))}
+    begun = {}
+    for one, program in runs.items():
+        params, batch = contents(made)
+        first, begun[one] = first_step(program, params, made.optimizer.init(params), batch)
+        rows[one]["difference"] = race.difference(name, first)
+    with race.turn(f"{name}-{way}"):
+        for one, program in runs.items():
+            rows[one]["seconds"] = timed(program, begun.pop(one))
+    return {"ways": rows, "compiled_in": seconds}
 
-    with np.load(folder / f"{name}.npz") as plain:
-        pairs = [(a, plain[key]) for a, key in zip(first, plain.files, strict=True)]
-    return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)) for a, b in pairs)
 
-
-def inside(name: str, share: float, plain: int, folder: pathlib.Path, waits_for: int, until: float) -> dict:
+def ours(name: str, share: float, race: Race, made) -> dict:
+    budget = int(share * race.peak(name))
+    os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{ARENA * budget / total_bytes():.6f}"  # before JAX takes the card
+    os.environ.pop("XLA_PYTHON_CLIENT_PREALLOCATE")
     import jax
-    from jax_models import KINDS as MADE
 
     import outsize
 
-    made, budget = MADE[name](), int(plain * share)
     card = jax.devices()[0]
     params, batch = contents(made)
     begin = time.perf_counter()
     fitted = outsize.fit(params, made.loss, made.optimizer, batch, budget=budget)
     row = {
-        "kind": name, "share": share, "budget": budget, "arena": card.memory_stats()["bytes_limit"],
-        "choice": str(fitted.choice), "peak": fitted.plan.peak(), "planned_in": round(time.perf_counter() - begin, 1),
-        "after_planning": card.memory_stats()["peak_bytes_in_use"], "others": {},
+        "budget": budget, "arena": card.memory_stats()["bytes_limit"], "choice": str(fitted.choice),
+        "peak": fitted.plan.peak(), "compiled_in": round(time.perf_counter() - begin, 1),
+        "compiling": card.memory_stats()["peak_bytes_in_use"],
     }  # fmt: skip
-    others = {}
-    for way, loss in checkpointed(name, made).items():
-        program, size = compiled(loss, made.optimizer, made.arguments)
-        row["others"][way] = {"peak": size}
-        if size <= budget:
-            others[way] = program
-    hand = fewest_slices(made, budget)
-    if hand is not None:
-        way = f"{hand[0]} slices by hand"
-        row["others"][way], others[way] = {"peak": hand[2]}, hand[1]
-    row["compiling"] = card.memory_stats()["peak_bytes_in_use"]
-    with turn(folder / "fitted", f"{name}-{share}", waits_for, until):
-        first, row["seconds"] = timed(fitted.step, params, fitted.init(params), batch)
-        row["difference"] = difference(first, folder, name)
-        row["measured"] = card.memory_stats()["peak_bytes_in_use"]
-        for way, program in others.items():
-            params = batch = None
-            params, batch = contents(made)
-            first, row["others"][way]["seconds"] = timed(program, params, made.optimizer.init(params), batch)
-            row["others"][way]["difference"] = difference(first, folder, name)
-        params = batch = None
-        row["plain_dies"] = dies(made)
-    return row
+    first, arguments = first_step(fitted.step, params, fitted.init(params), batch)
+    params = None
+    row["measured"] = card.memory_stats()["peak_bytes_in_use"]
+    row["difference"] = race.difference(name, first)
+    with race.turn(f"{name}-{share}"):
+        row["seconds"] = timed(fitted.step, arguments)
+    arguments = None
+    return row | {"plain_dies": dies(made)}
 
 
 def dies(made) -> str:
     """What the plain step says in this arena."""
-    params, batch = contents(made)
-    try:
-        import jax
+    import jax
 
-        jax.block_until_ready(made.step(params, made.optimizer.init(params), batch))
+    try:
+        params, batch = contents(made)
+        jax.block_until_ready(compiled(made.loss, made)(params, made.optimizer.init(params), batch))
     except Exception as error:
         return str(error).splitlines()[0][:120]
     return "it runs"
-
-
-def start(arguments: list[str], folder: pathlib.Path, settings: dict[str, str]) -> subprocess.Popen:
-    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_DEFAULT_MATMUL_PRECISION": "highest", **settings}
-    log = open(folder / f"log-{'-'.join(arguments[1:3])}", "w")  # noqa: SIM115
-    return subprocess.Popen([sys.executable, __file__, *arguments], env=env, stdout=log, stderr=subprocess.STDOUT)
-
-
-def ask(folder: pathlib.Path, tag: str, process: subprocess.Popen, until: float) -> dict:
-    try:
-        process.wait(timeout=max(1.0, until - time.time()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    found = folder / f"row-{tag}.json"
-    if found.exists():
-        return json.loads(found.read_text())
-    return {"error": (folder / f"log-{tag}").read_text()[-1500:]}
 
 
 def total_bytes() -> int:
@@ -242,6 +274,47 @@ def total_bytes() -> int:
         ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"], capture_output=True, text=True
     )
     return int(done.stdout.split()[0]) * 2**20
+
+
+def start(name: str, way: str, race: list[str], folder: pathlib.Path) -> subprocess.Popen:
+    env = {
+        **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}",
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "cache"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }  # fmt: skip
+    log = open(folder / f"log-{name}-{way}", "w")  # noqa: SIM115
+    return subprocess.Popen([sys.executable, __file__, "--child", name, way, *race], env=env, stdout=log, stderr=log)
+
+
+def child(name: str, way: str, *where: str) -> None:
+    from jax_models import KINDS as MADE
+
+    race, made = Race(*where), MADE[name]()
+    try:
+        if way == "plain":
+            row = plain(name, race, made)
+        elif way in map(str, SHARES):
+            row = ours(name, float(way), race, made)
+        else:
+            row = others(name, way, race, made)
+    except BaseException:
+        (race.folder / f"dead-{name}-{way}").touch()
+        raise
+    (race.folder / f"row-{name}-{way}.json").write_text(json.dumps(row))
+
+
+def ask(folder: pathlib.Path, tag: str, process: subprocess.Popen, until: float) -> dict:
+    try:
+        process.wait(timeout=max(0.1, until - time.time()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    found = folder / f"row-{tag}.json"
+    if found.exists():
+        return json.loads(found.read_text())
+    ready = "ready, not run" if (folder / f"ready-{tag}").exists() else "not compiled"
+    return {"error": f"{ready} in time: {(folder / f'log-{tag}').read_text()[-900:]}"}
 
 
 def main() -> None:
@@ -256,71 +329,53 @@ def main() -> None:
         return
     begin, kinds = time.time(), asked.kinds or KINDS
     folder = pathlib.Path(tempfile.mkdtemp())
-    (folder / "plain").mkdir()
-    (folder / "fitted").mkdir()
-    growing = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    end, half = begin + asked.limit, begin + 0.3 * asked.limit
-    common = [str(folder), str(len(kinds)), str(half - 0.1 * asked.limit)]
-    started = {name: start(["--child", "plain", name, *common], folder, growing) for name in kinds}
-    plain = {}
-    for name, process in started.items():
-        plain[name] = ask(folder, f"plain-{name}", process, half)
-        print(f"plain {name}: {plain[name]}", flush=True)
-    pairs = [(name, share) for name in kinds for share in SHARES if "peak" in plain[name]]
-    processes, whole = {}, total_bytes()
-    until = time.time() + 0.6 * (end - time.time())
-    for name, share in pairs:
-        arena = ARENA * share * plain[name]["peak"] / whole
-        settings = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{arena:.5f}"}
-        arguments = ["--child", name, str(share), str(plain[name]["peak"]), str(folder), str(len(pairs)), str(until)]
-        processes[name, share] = start(arguments, folder, settings)
-    rows = []
-    for (name, share), process in processes.items():
-        rows.append({"kind": name, "share": share, **ask(folder, f"{name}-{share}", process, end)})
+    (folder / "saving").mkdir()
+    ways = {
+        (name, way)
+        for name in kinds
+        for way in ("plain", *map(str, SHARES), "checkpoint of the loss", "slices by hand")
+    }  # fmt: skip
+    ways |= {("gpt", "checkpoint of every block")} & {(name, "checkpoint of every block") for name in kinds}
+    race = [str(folder), str(len(ways)), str(begin + 0.75 * asked.limit)]
+    started = {(name, way): start(name, way, race, folder) for name, way in sorted(ways)}
+    rows = {}
+    for (name, way), process in started.items():
+        rows[f"{name}-{way}"] = ask(folder, f"{name}-{way}", process, begin + asked.limit - 5)
         if asked.out:
-            pathlib.Path(asked.out).write_text(json.dumps({"plain": plain, "rows": rows}, indent=1))
-    show(plain, rows)
+            pathlib.Path(asked.out).write_text(json.dumps(rows, indent=1))
+    show(kinds, rows)
     print(f"\n{time.time() - begin:.0f} s in all")
 
 
-def child(first: str, *rest: str) -> None:
-    if first == "plain":
-        name, folder, waits_for, until = rest
-        place, tag = pathlib.Path(folder) / "plain", name
-    else:
-        share, plain, folder, waits_for, until = rest
-        place, tag = pathlib.Path(folder) / "fitted", f"{first}-{share}"
-    try:
-        if first == "plain":
-            row = reference(name, pathlib.Path(folder), int(waits_for), float(until))
-        else:
-            row = inside(first, float(share), int(plain), pathlib.Path(folder), int(waits_for), float(until))
-    except BaseException:
-        (place / f"dead-{tag}").touch()
-        raise
-    (pathlib.Path(folder) / f"row-{'plain-' if first == 'plain' else ''}{tag}.json").write_text(json.dumps(row))
-
-
-def show(plain: dict, rows: list[dict]) -> None:
-    print("\nnan: too large for the budget, so not run")
-    print("\n| kind | budget | plan | peak of the plan | measured | gradients differ | time / plain | beside |")
+def show(kinds, rows: dict[str, dict]) -> None:
+    print("| kind | budget | plan | peak of the plan | measured | gradients differ | time / plain | beside |")
     print("|---|---|---|---|---|---|---|---|")
-    for row in rows:
-        if "error" in row:
-            print(f"| {row['kind']} {row['share']} | failed: {row['error']} |")
-            continue
-        base = plain[row["kind"]]["seconds"]
-        beside = "; ".join(
-            f"{way}: {one['seconds'] / base if 'seconds' in one else float('nan'):.2f}x ({one['peak'] / 2**30:.2f} GiB)"
-            for way, one in row["others"].items()
-        )  # fmt: skip
-        print(
-            f"| {row['kind']} | {row['share']:.0%}: {row['budget'] / 2**30:.2f} GiB "
-            f"| {row['choice']} | {row['peak'] / 2**30:.2f} GiB "
-            f"| {row['measured'] / 2**30:.2f} GiB (planning {row['compiling'] / 2**30:.2f}) | {row['difference']:.1e} "
-            f"| {row['seconds'] / base:.2f}x | {beside} |"
-        )
-        print(f"  planned in {row['planned_in']} s; the plain step here: {row['plain_dies']}")
+    for name in kinds:
+        base = rows[f"{name}-plain"].get("seconds", float("nan"))
+        beside = {}
+        for tag, row in rows.items():
+            if tag.startswith(f"{name}-"):
+                beside |= row.get("ways", {})
+        for share in SHARES:
+            row = rows[f"{name}-{share}"]
+            if "error" in row:
+                print(f"| {name} | {share:.0%} | failed: {row['error']} |")
+                continue
+            hand = "; ".join(
+                f"{way}: {one['seconds'] / base:.2f}x ({one['peak'] / 2**30:.2f} GiB)"
+                if one["peak"] <= row["budget"]
+                else f"{way}: too large ({one['peak'] / 2**30:.2f} GiB)"
+                for way, one in beside.items()
+            )
+            print(
+                f"| {name} | {share:.0%}: {row['budget'] / 2**30:.2f} GiB | {row['choice']} | {row['peak'] / 2**30:.2f} GiB "
+                f"| {row['measured'] / 2**30:.2f} GiB (planning {row['compiling'] / 2**30:.2f}) | {row['difference']:.1e} "
+                f"| {row['seconds'] / base:.2f}x | {hand} |"
+            )
+            print(f"  planned in {row['compiled_in']} s; the plain step here: {row['plain_dies']}")
+    print()
+    for tag, row in rows.items():
+        print(f"{tag}: {row.get('error') or {key: row[key] for key in row if key not in ('choice', 'plain_dies')}}")
 
 
 if __name__ == "__main__":

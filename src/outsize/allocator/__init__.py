@@ -5,6 +5,7 @@ reserved bytes at every event, their peaks, the segment map. `trace` reads torch
 """
 
 from outsize.allocator.bfc import BfcSettings as BfcSettings
+from outsize.allocator.bfc import most_lost as most_lost
 from outsize.allocator.glibc import GlibcSettings as GlibcSettings
 from outsize.allocator.replay import MODELS as MODELS
 from outsize.allocator.replay import PhaseEvent as PhaseEvent

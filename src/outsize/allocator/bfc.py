@@ -144,5 +144,11 @@ class Bfc(Model[Piece]):
             yield segment_of(run, "bfc")
 
 
+def most_lost(requested: int) -> int:
+    """Most bytes that a request's chunk has above it: a free chunk is cut from twice the request on, or where `WASTE` is left."""
+    size = _rounded(requested)
+    return size - requested + max(0, min(size, WASTE) - QUANTUM)
+
+
 def _rounded(bytes: int) -> int:
     return -(-bytes // QUANTUM) * QUANTUM

@@ -7,8 +7,10 @@ start (0.75). Without preallocation it grows up to the same fraction. With the p
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from outsize.allocator import most_lost as lost
+from outsize.allocator.bfc import QUANTUM
 from outsize.core.cards import Card
 from outsize.core.errors import InputError
 from outsize.core.units import format_bytes
@@ -16,8 +18,6 @@ from outsize.core.units import format_bytes
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
-QUANTUM = 256
-"""XLA's allocator (BFC) gives memory in multiples of this."""
 
 
 def arena_of(card: Card, environment: Mapping[str, str] = os.environ) -> int:
@@ -57,6 +57,11 @@ def explain(card: Card, environment: Mapping[str, str] = os.environ) -> str:
     )
 
 
-def rounded(size: int) -> int:
-    """Bytes as the arena gives them."""
-    return -(-size // QUANTUM) * QUANTUM
+def most_lost(arguments: Sequence[int], results: Sequence[int], donated: int, temporaries: int, code: int = 0) -> int:
+    """Most bytes that the arena's chunks have above what is asked of them.
+
+    Each argument, each result and the block of temporaries is a chunk. Results in donated arguments are no new chunks: what the
+    others lose is at most as much again as they take.
+    """
+    new = sum(results) - donated + QUANTUM * len(results)
+    return sum(map(lost, arguments)) + min(sum(map(lost, results)), new) + lost(temporaries) + lost(code)

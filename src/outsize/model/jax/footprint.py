@@ -40,11 +40,11 @@ def make(
     if guesses:
         known = Known.ESTIMATE
     requested = Amount(bytes=total, bound=bound, known=known)
-    rounding = 0 if on_host else arena.QUANTUM * (len(call.shapes) + len(lived.outputs) + 1)
+    lost = 0 if on_host else _lost(lived, compiled)
     allocated = (
         requested
         if on_host
-        else Amount(bytes=total, bound=bound + rounding, known=Known.ESTIMATE if guesses else Known.BOUND)
+        else Amount(bytes=total, bound=bound + lost, known=Known.ESTIMATE if guesses else Known.BOUND)
     )
     return Footprint(
         name=call.name, pool=HOST if on_host else Pool(kind="device", index=int(device.partition(":")[2] or 0)), steps=1,
@@ -54,6 +54,15 @@ def make(
         card=card, capacity=capacity, fits=_verdict(allocated, capacity, sure=not guesses),
         notes=(*call.notes, *_notes(compiled, lived, device, card), *guesses), guesses=tuple(guesses),
     )  # fmt: skip
+
+
+def _lost(lived: Lived, compiled: Compiled | None) -> int:
+    """What the arena may give above what is asked of it. Sharded arguments lose less than whole ones do."""
+    if compiled is None:
+        temporaries = lived.bound - lived.held
+        return arena.most_lost(lived.arguments, lived.outputs, lived.aliased, temporaries)
+    donated = sum(lived.outputs) - compiled.outputs + compiled.aliased
+    return arena.most_lost(lived.arguments, lived.outputs, donated, compiled.temporaries, compiled.code)
 
 
 def _parts(call: Call, lived: Lived, compiled: Compiled | None) -> tuple[Part, ...]:

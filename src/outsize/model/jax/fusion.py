@@ -24,7 +24,7 @@ CHEAP = {
     "ge", "select_n", "select", "clamp", "convert_element_type", "floor", "ceil", "round", "is_finite", "square",
     "shift_left", "shift_right_logical", "shift_right_arithmetic", "iota", "broadcast_in_dim", "transpose", "slice", "pad",
     "rev", "dynamic_slice", "real", "imag", "complex", "conj", "split", "integer_pow", "copy", "population_count", "clz",
-    "eq_to", "le_to", "lt_to", "nextafter", "broadcast",
+    "eq_to", "le_to", "lt_to", "nextafter", "broadcast", "one_minus_square",
 }  # fmt: skip
 EXPENSIVE = {
     "div", "rem", "exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "pow", "sqrt", "rsqrt", "cbrt", "sin", "cos", "tan",
@@ -39,7 +39,15 @@ TAKES_IN = (
     CHEAP | EXPENSIVE | REDUCTIONS | NAMES | {"concatenate", "dynamic_update_slice", "store", "copy for a product"}
 )
 """Operators that may compute their inputs while they read them."""
-IN_PLACE = CHEAP | EXPENSIVE | {"scatter", "scatter-add", "scatter_add", "scatter_mul", "dynamic_update_slice", "sort"}
+MOVES = {"transpose", "rev"}
+IN_PLACE = (CHEAP | EXPENSIVE) - MOVES | {
+    "scatter",
+    "scatter-add",
+    "scatter_add",
+    "scatter_mul",
+    "dynamic_update_slice",
+    "sort",
+}
 """Operators that may write where a dying input of the same size was."""
 SPREADS = {"broadcast_in_dim", "iota", "broadcast"}
 

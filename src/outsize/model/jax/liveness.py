@@ -104,10 +104,20 @@ class _Walk:
         self.unknown = set(program.unknown)
 
     def _delay(self) -> None:
-        """What a product read last is held until the next product has run: XLA may run the two in the other order."""
+        """What a product read last is held until the next has run and is transposed: XLA may run the first after it."""
         heavy = [number for number, operator in enumerate(self.fused.operators) if operator.name in HEAVY]
-        after = dict(pairwise(heavy))
+        after = {first: self._transposed(second) for first, second in pairwise(heavy)}
         self.last = {key: after.get(number, number) for key, number in self.last.items()}
+
+    def _transposed(self, number: int) -> int:
+        """Number of the operator that transposes the result of this one; its own where none does."""
+        made = self.fused.operators[number].outputs
+        copies = (
+            place
+            for place, operator in enumerate(self.fused.operators)
+            if operator.name == "transpose" and any(value in self.fused.reads[id(operator)] for value in made)
+        )
+        return next(copies, number)
 
     def run(self) -> Lived:
         """Walk."""
