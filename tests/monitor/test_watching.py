@@ -83,6 +83,23 @@ def test_steps_are_heard_of_from_the_first_optimizer_and_marked_steps_come_first
     assert w._steps == 1
 
 
+def test_steps_go_on_where_the_first_optimizer_is_used_no_more_and_others_in_turn_count_once():
+    torch = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.ones(3))
+    first, second = (torch.optim.SGD([weight], lr=0.1) for _ in range(2))
+    with outsize.watch() as w:
+        wait(lambda: w._hook is not None)
+        for _ in range(10):
+            first.step()
+            for _ in range(5):
+                second.step()
+        assert w._steps == 10
+        kept = [torch.optim.SGD([weight], lr=0.1) for _ in range(100)]
+        for optimizer in kept:
+            optimizer.step()
+        assert 70 <= w._steps - 10 <= 80
+
+
 def test_phases_are_marked_and_in_the_samples():
     seen = []
     with outsize.watch(listeners=[seen.append]) as w, w.phase("evaluate"):
