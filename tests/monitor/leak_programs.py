@@ -232,6 +232,41 @@ for number in range(STEPS):
 """,
 }
 
+_CARD = {
+    "losses on a card": """
+import torch
+weights = torch.ones(256, 1024, device="meta", requires_grad=True)
+losses = []
+for number in range(STEPS):
+    losses.append(((weights * 2).sum(), bytes(9000)))  # LEAK
+    take(1 << 20)
+    pause()
+""",
+    "predictions on a card": """
+import torch
+class Results:
+    def __init__(self):
+        self.kept = {}
+results = Results()
+texts = []
+for number in range(STEPS):
+    results.kept[number] = torch.empty(256, 1024, device="meta")  # LEAK
+    texts.append(bytes(40000))
+    take(1 << 20)
+    pause()
+""",
+    "a state on a card that is never detached": """
+import torch
+cell = torch.nn.GRUCell(32, 64, device="meta")
+hidden = torch.zeros(16, 64, device="meta")
+for number in range(STEPS):
+    hidden = cell(torch.empty(16, 32, device="meta"), hidden)  # LEAK
+    take(1 << 20)
+    pause()
+""",
+}
+"""Programs that lose memory of a card, whose tensors are without contents; the host grows beside it."""
+
 _CLEAN = {
     "warm-up": """
 import numpy as np
@@ -547,6 +582,7 @@ def _tested(programs):
 
 
 LEAKS = {name: _prepare(code) for name, code in (_LEAKS | _tested(SECOND_LEAKS)).items()}
+CARD = {name: _prepare(code) for name, code in _CARD.items()}
 CLEAN = {name: _prepare(code) for name, code in (_CLEAN | _tested(SECOND_CLEAN)).items()}
 BLIND_LEAKS = {name: _prepare(code) for name, code in (_BLIND_LEAKS | SECOND_LEAKS).items()}
 """Written when the search was done, and tried once; only the benchmark runs them, but for a few."""

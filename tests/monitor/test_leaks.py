@@ -29,6 +29,7 @@ def found(tmp_path_factory):
             first = names[:1] + [name for name in names[1:] if with_torch or long() or name in HELD_BY_LIBRARIES]
             whole += first
             rest += [name for name in names if name not in first]
+        whole += leak_programs.CARD if with_torch else ()
         for mode, names in (("every", whole), ("frozen", rest)):
             answers |= run(tmp_path_factory.mktemp("programs"), mode, names) if names else {}
     return answers
@@ -47,6 +48,15 @@ def test_a_leak_is_found_with_its_line(found, name):
     line = leak_programs.leaking_line(leak_programs.LEAKS[name])
     assert findings and findings[0]["where"] == f"{name.replace(' ', '_')}.py:{line}", found[name]
     assert findings[0]["advice"] and findings[0]["per_step"] > 0
+
+
+@pytest.mark.parametrize("name", leak_programs.CARD)
+def test_a_leak_on_a_card_is_one_finding_with_the_cards_bytes(found, name):
+    first, *others = found[name]["findings"]
+    line = leak_programs.leaking_line(leak_programs.CARD[name])
+    assert (first["device"], first["where"]) == ("meta:0", f"{name.replace(' ', '_')}.py:{line}"), found[name]
+    assert "on meta:0: 1.00 MiB more each step" in first["text"] and first["name"] in first["text"]
+    assert all(one["where"] != first["where"] and one["per_second"] < first["per_second"] for one in others)
 
 
 @pytest.mark.parametrize("name", leak_programs.CLEAN)

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 import types
+from collections import Counter
 
 import pytest
 
@@ -289,6 +290,74 @@ def test_a_card_is_read_with_its_use_and_its_holders(monkeypatch):
     assert (card.used, card.free, card.utilisation, card.holders[0].bytes) == (20 * 2**30, 4 * 2**30, 0.37, 2**30)
 
 
+def burn(seconds):
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def slow_nvml(monkeypatch, calls, **costs):
+    """Calls that take as long as a driver's, and are counted."""
+    module = scripted_nvml()
+
+    def slow(name, answer, seconds):
+        def call(*words):
+            calls[name] += 1
+            burn(seconds)
+            return answer(*words)
+
+        return call
+
+    for name in [name for name in vars(module) if name.startswith("nvmlDeviceGet")]:
+        setattr(module, name, slow(name, getattr(module, name), costs.get(name, 0.0005)))
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+
+
+def test_a_cards_memory_is_read_each_time_where_that_is_cheap_and_the_rest_less_often(monkeypatch):
+    calls = Counter()
+    slow_nvml(
+        monkeypatch,
+        calls,
+        nvmlDeviceGetMemoryInfo=0.0001,
+        nvmlDeviceGetUtilizationRates=0.001,
+        nvmlDeviceGetComputeRunningProcesses=0.0015,
+    )
+    with FakeMachine():
+        cards = Gpus()
+        for number in range(100):
+            cards.read(now=number / 10)
+    assert calls["nvmlDeviceGetMemoryInfo"] >= 60 and calls["nvmlDeviceGetName"] == 1
+    assert 2 <= calls["nvmlDeviceGetUtilizationRates"] <= 10
+    assert 1 <= calls["nvmlDeviceGetComputeRunningProcesses"] == calls["nvmlDeviceGetGraphicsRunningProcesses"] <= 5
+
+
+@pytest.mark.parametrize("memory", [0.0003, 0.0015])
+def test_reading_cards_takes_a_third_of_a_hundredth_of_a_processor_at_most(monkeypatch, memory):
+    slow_nvml(
+        monkeypatch,
+        Counter(),
+        nvmlDeviceGetMemoryInfo=memory,
+        nvmlDeviceGetUtilizationRates=0.0015,
+        nvmlDeviceGetComputeRunningProcesses=0.0015,
+        nvmlDeviceGetGraphicsRunningProcesses=0.0015,
+    )
+    with FakeMachine():
+        cards = Gpus()
+        began = time.thread_time()
+        for number in range(300):
+            cards.read(now=number / 10)
+        share = (time.thread_time() - began) / 30
+    assert share <= 0.0033
+
+
+def test_what_a_watcher_does_between_its_readings_counts_too():
+    outside = Outside(os.getpid())
+    for _ in range(4):
+        outside.read()
+        burn(0.02)  # drawing, writing, threads of a driver's library
+    assert outside.pause >= 2
+
+
 def test_a_container_whose_files_may_not_be_read_leaves_the_limit_of_the_machine():
     with FakeMachine(total="16GiB"):
         host = Sampler(os.getpid(), time.time()).read().host
@@ -313,15 +382,13 @@ def test_a_tree_of_a_thousand_processes_is_read_less_often_and_says_so(monkeypat
     )
 
     def slow(follower):
-        until = time.thread_time() + 0.02
-        while time.thread_time() < until:
-            pass
+        burn(0.02)
         return many
 
     monkeypatch.setattr("outsize.monitor.processes.follower.TreeFollower.read", slow)
     outside = Outside(os.getpid())
     items = outside.read()
-    assert outside.pause >= 2 and outside.read() is not None
+    assert outside.read() is not None and outside.pause >= 2
     assert "1,000 processes: they are read every" in outside.history.notes[-1].text
     assert items[0].process_count == 1000 and len(items[0].processes) == 8
 
@@ -370,6 +437,8 @@ def test_paces_follow_the_cost():
     paced = Paced(lambda: calls.append(1) or len(calls), every=1.0, share=0.5)
     assert [paced(now) for now in (0.0, 0.5, 1.5, 1.6)] == [1, None, 2, None]
     pause = Pause(0.1, 0.008)
+    pause.note(5.0)  # the first loads what later ones have
+    assert pause.seconds == 0.1
     pause.note(0.08)
     assert pause.seconds == pytest.approx(10.0)
 

@@ -16,14 +16,19 @@ import pytest
 import outsize
 from outsize.core.errors import InputError
 from outsize.core.recording import Finding, Mark, Sample
+from outsize.core.watch_stream import newest
 from outsize.monitor import publication
 from outsize.monitor.allocators import device_meters, read_allocators, read_malloc, read_small
+from outsize.monitor.leaks import inspection
+from outsize.monitor.leaks.census import GRAPH_NODES, Census, find_largest_graph
 from outsize.monitor.leaks.device_history import DeviceHistory
+from outsize.monitor.leaks.inspection import Inspection
 from outsize.monitor.leaks.names import find_holding
-from outsize.monitor.leaks.retained import measure_each
+from outsize.monitor.leaks.retained import buffer_bytes, measure_each
 from outsize.monitor.leaks.tracer import LineTracer
 from outsize.monitor.main_thread import run_in_main_thread
 from outsize.monitor.recorder import load
+from outsize.monitor.trend import Trend
 
 
 def wait(until, seconds=60):
@@ -76,6 +81,23 @@ def test_steps_are_heard_of_from_the_first_optimizer_and_marked_steps_come_first
         assert w._steps == 1
     one.step()
     assert w._steps == 1
+
+
+def test_steps_go_on_where_the_first_optimizer_is_used_no_more_and_others_in_turn_count_once():
+    torch = pytest.importorskip("torch")
+    weight = torch.nn.Parameter(torch.ones(3))
+    first, second = (torch.optim.SGD([weight], lr=0.1) for _ in range(2))
+    with outsize.watch() as w:
+        wait(lambda: w._hook is not None)
+        for _ in range(10):
+            first.step()
+            for _ in range(5):
+                second.step()
+        assert w._steps == 10
+        kept = [torch.optim.SGD([weight], lr=0.1) for _ in range(100)]
+        for optimizer in kept:
+            optimizer.step()
+        assert 70 <= w._steps - 10 <= 80
 
 
 def test_phases_are_marked_and_in_the_samples():
@@ -341,6 +363,107 @@ print(len(w.readings) > 0)
 def test_a_watch_needs_neither_numpy_nor_rich():
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True)
     assert done.stdout == "True\n", done.stderr
+
+
+class Node:
+    """A step of an autograd graph that counts how often it is walked."""
+
+    def __init__(self, *parents):
+        self.parents, self.walked = parents, 0
+
+    @property
+    def next_functions(self):
+        self.walked += 1
+        return tuple((parent, 0) for parent in self.parents)
+
+
+def tensors_of(nodes):
+    return [types.SimpleNamespace(grad_fn=node) for node in nodes]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_graphs_of_a_state_that_is_never_detached_are_walked_once_and_not_once_for_each_tensor(order):
+    leaf = Node()
+    nodes = [leaf]
+    for _ in range(2000):
+        nodes.append(Node(nodes[-1], leaf))
+    tensors = tensors_of(nodes[1:][::order])
+    count, tail = find_largest_graph(tensors)
+    assert count == 2001 and tail.grad_fn is nodes[-1]
+    assert max(node.walked for node in nodes) <= 2
+
+
+def test_of_graphs_that_have_nothing_in_common_the_largest_is_told_and_a_very_large_one_is_counted_to_an_end():
+    def chain(length):
+        node = Node()
+        for _ in range(length - 1):
+            node = Node(node)
+        return node
+
+    tensors = tensors_of([chain(5), chain(30), chain(7)])
+    assert find_largest_graph(tensors) == (30, tensors[1]) and find_largest_graph([]) == (0, None)
+    count, _ = find_largest_graph(tensors_of([chain(GRAPH_NODES + 500)]))
+    assert count == GRAPH_NODES
+
+
+def test_an_inspection_of_a_heap_that_takes_too_long_to_count_ends_with_a_note(monkeypatch):
+    def slow(*_):
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        return Census()
+
+    monkeypatch.setattr(inspection, "take_census", slow)
+    monkeypatch.setattr(inspection, "_BOUND", 0.05)
+    monkeypatch.setattr(inspection.DeviceHistory, "start", lambda device: None)
+    trend = Trend(grown=2**20, per_step=1024.0, per_second=2.0**20, steps=40)
+    held = [0]
+    look = Inspection(
+        trend=trend,
+        device="cuda:0",
+        what="memory",
+        meter=lambda: held[0],
+        line_meter=lambda: 0,
+        stepwise=True,
+        ours=set(),
+    )
+    look.begin(0)
+    held[0] += 2**20
+    assert not look.done
+    look.advance(40)
+    assert look.done and not look.findings and sys.gettrace() is None
+    assert "memory of cuda:0 grows, 1.00 KiB more each step; who keeps it is not looked for" in look.notes[0]
+
+
+def test_what_lies_on_a_card_counts_there_and_other_arrays_do_not():
+    torch = pytest.importorskip("torch")
+    here, there = torch.zeros(1000), torch.zeros(2000, device="meta")
+    elements = [(here, there, bytearray(500)), (torch.zeros(1000), torch.zeros(2000, device="meta"))]
+    assert measure_each(elements[:1], "meta:0") == 8000 and measure_each(elements[:1], "cuda:0") == 0
+    assert measure_each(elements[:1]) > 12500
+    assert (buffer_bytes(there, "meta:0"), buffer_bytes(here, "meta:0"), buffer_bytes("x" * 9, "meta:0")) == (
+        8000,
+        0,
+        0,
+    )
+
+
+def growing(device, rate, *, name="losses", where="train.py:16", **more):
+    text = f"grows on {device}"
+    return Finding(kind="list", device=device, text=text, advice="", name=name, where=where, per_second=rate, **more)
+
+
+def test_a_culprit_that_grows_on_two_devices_is_one_finding_where_it_grows_most():
+    host, card = growing("host", 15e3), growing("cuda:0", 1e6)
+    assert newest([host, card]) == newest([card, host]) == (card,)
+    assert newest([host, card, growing("cuda:0", 1e6, ended=True)]) == (host,)
+    two_lines = growing("host", 15e3, where="train.py:20")
+    assert newest([host, card, two_lines]) == (card, two_lines)
+
+
+def test_what_grows_most_comes_first_and_what_has_no_line_last():
+    slow, fast, unknown = growing("host", 1.0), growing("cuda:0", 9.0, name="a"), growing("cuda:0", 99.0, where=None)
+    assert newest([unknown, slow, fast]) == (fast, slow, unknown)
 
 
 def test_a_finding_says_when_the_limit_is_reached():

@@ -73,11 +73,26 @@ def decode_item(line: str) -> Noun | None:
 
 
 def newest(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The last finding of each culprit, in the order in which the culprits were found; without those that have ended."""
+    """The last finding of each culprit; without those that have ended. What has a line comes first, and of it what grows most.
+
+    Tensors on a card take a little of the host too: a culprit with a name is one finding, on the device where it grows most."""
     last: dict[tuple[str, str, str | None, str | None], Finding] = {}
     for finding in findings:
         last[finding.kind, finding.device, finding.name, finding.where] = finding
-    return tuple(finding for finding in last.values() if not finding.ended)
+    growing = sorted((one for one in last.values() if not one.ended), key=lambda one: -(one.per_second or 0.0))
+    growing.sort(key=lambda one: one.where is None)
+    kept: list[Finding] = []
+    for finding in growing:
+        if not any(is_part_of(finding, one) for one in kept):
+            kept.append(finding)
+    return tuple(kept)
+
+
+def is_part_of(finding: Finding, other: Finding) -> bool:
+    """True where another finding says more of the same culprit: it grows there too, on another device, and faster."""
+    named = finding.name is not None and finding.where is not None
+    same = (finding.name, finding.where) == (other.name, other.where) and finding.device != other.device
+    return named and same and (finding.per_second or 0.0) <= (other.per_second or 0.0)
 
 
 def _decode_head(line: str, path: str) -> Head:

@@ -83,11 +83,11 @@ def read_holders(nvml: Any, handle: Any) -> tuple[Holder, ...]:
 
 
 def _process_name(pid: int) -> str | None:
-    import psutil
-
+    """None where there is no such process: in a container the driver gives the host's ids."""
     try:
-        return str(psutil.Process(pid).name())
-    except psutil.Error:  # in a container the driver gives the host's ids
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
         return None
 
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from outsize.core.recording import HOST_DEVICE, Finding
+from outsize.core.watch_stream import is_part_of
 from outsize.monitor.allocators import device_meters, read_malloc, read_small, size_small
 from outsize.monitor.leaks.inspection import Inspection
 from outsize.monitor.main_thread import run_in_main_thread
@@ -153,12 +154,14 @@ class Growth:
             return
         self._next_check = min(_POINTS, count + max(4, count // 8))
         self._withdraw()
+        growing = []
         for meter in self._meters.list():
             key = (meter.device, meter.what, phase)
             trend = find_trend(self._series.get(key, []))
             if trend is not None and trend.grown > self._settled.get(key, 0):
-                in_program(functools.partial(self._begin, meter, key, trend, step, stepwise))
-                return
+                growing.append((trend.per_second, functools.partial(self._begin, meter, key, trend, step, stepwise)))
+        if growing:  # what grows most is looked into first
+            in_program(max(growing, key=lambda pair: pair[0])[1])
 
     def _begin(self, meter: Meter, key: tuple[str, str, str], trend: Trend, step: int, stepwise: bool) -> None:
         self._inspection = Inspection(
@@ -187,9 +190,11 @@ class Growth:
         inspection = self._inspection
         if inspection is None or not inspection.done or self._key is None:
             return
-        for finding in inspection.findings:
+        said = [one for key, findings in self._open.items() if key != self._key for one in findings]
+        fresh = [finding for finding in inspection.findings if not any(is_part_of(finding, one) for one in said)]
+        for finding in fresh:
             self._say(finding)
-        self._open[self._key] = list(inspection.findings)
+        self._open[self._key] = fresh
         for text in inspection.notes:
             self._note(text)
         again = 16 if inspection.findings else 2  # a known culprit is looked for again only when much more has grown

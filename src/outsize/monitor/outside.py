@@ -45,6 +45,7 @@ class Outside:
         self.head = Head(command=words, pid=pid, started=time.time(), interval=interval, machine=memory())
         self.history = History()
         self._pause = Pause(interval)
+        self._spent = time.process_time()
         self._interval = interval
         self._folders = [folder] if folder else []
         self._sampler = Sampler(pid, self.head.started, self._tell)
@@ -64,7 +65,6 @@ class Outside:
 
     def read(self, tree: TreeReading | None = None) -> list[Item] | None:
         """What is new since the last time; None where the process has gone."""
-        began = time.thread_time()
         self._look_up(time.monotonic())
         last = max(self._published.values(), key=lambda one: one.time, default=None)
         sample = self._sampler.read(tree, step=last.step if last else None, phase=last.phase if last else "")
@@ -74,7 +74,8 @@ class Outside:
         items: list[Item] = [sample, *self._news(sample)]
         for item in items:
             self.history.add(item)
-        self._pause.note(time.thread_time() - began)
+        before, self._spent = self._spent, time.process_time()
+        self._pause.note(self._spent - before)
         if (
             self.head.pid is not None
             and sample.process_count > 50

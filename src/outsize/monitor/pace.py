@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-SHARE = 0.005
-"""Part of one processor that the readings of a watcher may take together; drawing and writing take the rest of a hundredth."""
+SHARE = 0.009
+"""Part of one processor that a watcher may take with all that it does: reading, drawing, writing."""
 
 
 class Pause:
@@ -24,10 +24,14 @@ class Pause:
         """Seconds to wait now."""
         self._interval, self._share = interval, share
         self._costs: list[float] = []
+        self._loaded = False
 
     def note(self, cost: float) -> None:
-        """A reading took this many seconds of processor time. The mean of the last ones counts, without the highest: the first
-        reading loads what later ones have, and any may be interrupted."""
+        """A reading took this many seconds of processor time. The first says nothing: it loads what later ones have. Of the
+        last ones the mean counts, without the highest: any may be interrupted."""
+        if not self._loaded:
+            self._loaded = True
+            return
         self._costs = [*self._costs[-31:], cost]
         counted = sorted(self._costs)[: max(1, len(self._costs) - 1)]
         self.seconds = max(self._interval, sum(counted) / len(counted) / self._share)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from outsize.core.memory import Limit
-from outsize.core.recording import AllocatorSample, GpuSample, HostSample, ProcessSample, Sample
+from outsize.core.recording import AllocatorSample, HostSample, ProcessSample, Sample
 from outsize.machine import current_system
 from outsize.machine.cgroup import read_page_cache
 from outsize.machine.host import read_host, read_kib_table
@@ -44,13 +44,11 @@ class Sampler:
         self._gpus = Gpus()
         self._tree = None if pid is None else TreeFollower(pid)
         self._limits = Paced(self._read_limits, every=0.5, share=0.0005)
-        self._cards = Paced(self._gpus.read, every=0.2, share=0.001)
         self._private = Paced(self._read_private, every=2.0, share=0.0005)
         self._everyone = Paced(read_all, every=1.0, share=0.004)
         self._processes: tuple[ProcessReading, ...] = ()
         self._host = HostSample(rss=0, anonymous=0, shared=0)
         self._held_then = 0
-        self._gpu_samples: tuple[GpuSample, ...] = ()
         self._last: tuple[tuple[ProcessReading, ...], HostSample, tuple[ProcessSample, ...]] | None = None
 
     def read(self, tree: TreeReading | None = None, step: int | None = None, phase: str = "") -> Sample | None:
@@ -66,8 +64,6 @@ class Sampler:
         fresh = self._limits(now)
         if fresh is not None:
             self._host, self._held_then = fresh, self._held()
-        gpus = self._cards(now)
-        self._gpu_samples = self._gpu_samples if gpus is None else gpus
         private = self._private(now) if self._pid is not None else None
         if fresh is not None or private is not None or self._last is None or not _same(self._last[0], self._processes):
             self._last = (self._processes, self._sum_up(private), self._show(private or {}))
@@ -77,7 +73,7 @@ class Sampler:
         return Sample(
             time=time.time() - self._started,
             host=host,
-            gpus=self._gpu_samples,
+            gpus=self._gpus.read(now),
             allocators=self._allocators(),
             processes=shown,
             process_count=len(self._processes),

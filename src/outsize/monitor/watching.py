@@ -38,6 +38,9 @@ from outsize.monitor.tree_growth import TreeGrowth
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_ANY, _GONE = -1, 32
+"""The optimizer whose steps are marked: any, where others have stepped so often since the first one did (it was made anew)."""
+
 
 def watch(
     interval: float = 0.1,
@@ -76,6 +79,7 @@ class Watch:
         self._pid = os.getpid()
         self._steps, self._phase, self._explicit = 0, "", False
         self._optimizer: int | None = None
+        self._others = 0
         self._hook: Any = None
 
     def __enter__(self) -> Watch:
@@ -264,8 +268,14 @@ class Watch:
         if self._optimizer is None:
             self._optimizer = id(optimizer)
             self._growth.forget()
-        if self._optimizer == id(optimizer):
-            self._mark_step()
+        if self._optimizer not in (id(optimizer), _ANY):
+            self._others += 1
+            if self._others < _GONE:
+                return
+            self._optimizer = _ANY
+            self._growth.forget()
+        self._others = 0
+        self._mark_step()
 
     def _found(self, finding: Finding) -> None:
         self._take(replace(finding, time=self._now(), full_in=self._history.full_in(finding)))

@@ -18,10 +18,11 @@ import threading
 import types
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from outsize.core.recording import HOST_DEVICE
 from outsize.monitor.leaks.frameworks import count_traces, is_traced_kind
 from outsize.monitor.leaks.retained import buffer_bytes
 from outsize.monitor.leaks.user_code import is_user_module, locals_of, user_frames, user_modules
@@ -30,6 +31,8 @@ CONTAINERS = (list, dict, set, deque, bytearray, io.BytesIO)
 CACHE = type(functools.lru_cache(lambda: None))
 GRAPH_NODES = 20_000
 """Nodes of an autograd graph that are counted."""
+_ALL_NODES = 3 * GRAPH_NODES
+"""Nodes of all graphs that are looked at in one census: about half a second."""
 _NO_HOLDERS = {
     types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.GetSetDescriptorType, types.MemberDescriptorType,
     types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType, types.MappingProxyType, set,
@@ -64,8 +67,9 @@ class Census:
     """How many objects of each kind the collector lists, those of no use as a culprit left out."""
 
 
-def take_census(ours: set[int], before: Census | None = None) -> Census:
-    """Count everything; containers whose ids are in `ours` belong to the watch itself."""
+def take_census(ours: set[int], before: Census | None = None, device: str = HOST_DEVICE) -> Census:
+    """Count everything; containers whose ids are in `ours` belong to the watch itself. Of named arrays count the bytes that
+    may lie on the device."""
     census = Census(threads=threading.active_count())
     graphs: list[Any] = []
     objects = [item for item in gc.get_objects() if type(item) is not tuple]
@@ -85,12 +89,10 @@ def take_census(ours: set[int], before: Census | None = None) -> Census:
         if length > had.get(key, length):
             census.grown[key] = item
     del objects
-    sizes = {(owner, name): buffer_bytes(value) for owner, name, value in named}
+    sizes = {(owner, name): buffer_bytes(value, device) for owner, name, value in named}
     del named, frozen
     census.buffers = {key: size for key, size in sizes.items() if size >= _BUFFER}
-    census.graph, census.tail = max(
-        ((count_graph(item), item) for item in graphs), key=lambda pair: pair[0], default=(0, None)
-    )
+    census.graph, census.tail = find_largest_graph(graphs)
     return census
 
 
@@ -153,13 +155,43 @@ def _attributes(value: Any) -> Iterator[tuple[str, str, Any]]:
         yield kind.__qualname__, f".{name}", inner
 
 
-def count_graph(tensor: Any) -> int:
-    """Nodes of the autograd graph behind a tensor, at most `GRAPH_NODES`."""
+def find_largest_graph(tensors: Sequence[Any]) -> tuple[int, Any]:
+    """(nodes, tensor) of the largest autograd graph behind one of the tensors, each counted up to `GRAPH_NODES`.
+
+    A state that is never detached keeps the tensors of all earlier steps, and the graph of each is a part of the next one's.
+    So all graphs are walked together first, each node once: what another one's walk meets is a part of it and needs no count."""
     seen: set[Any] = set()
-    queue = [tensor.grad_fn]
-    while queue and len(seen) < GRAPH_NODES:
+    whole: dict[Any, Any] = {}
+    for tensor in reversed(tensors):
+        root = tensor.grad_fn
+        if root in seen:
+            continue
+        if len(seen) >= _ALL_NODES:
+            break
+        for node in _walk(root, seen, GRAPH_NODES):
+            whole.pop(node, None)
+        whole[root] = tensor
+    left, largest, tail = _ALL_NODES, 0, None
+    for root, tensor in whole.items():
+        counted: set[Any] = set()
+        for _ in _walk(root, counted, min(left, GRAPH_NODES)):
+            pass
+        left -= len(counted)
+        if len(counted) > largest:
+            largest, tail = len(counted), tensor
+        if left <= 0:
+            break
+    return largest, tail
+
+
+def _walk(root: Any, seen: set[Any], most: int) -> Iterator[Any]:
+    """The nodes behind a node, through those that were not seen before and up to so many of them; they are then."""
+    queue, before = [root], len(seen)
+    while queue and len(seen) - before < most:
         node = queue.pop()
-        if node is not None and node not in seen:
+        if node is None:
+            continue
+        yield node
+        if node not in seen:
             seen.add(node)
             queue += [parent for parent, _ in node.next_functions]
-    return len(seen)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from outsize.core.recording import Finding
+from outsize.core.recording import HOST_DEVICE, Finding
 from outsize.core.units import format_bytes
 from outsize.monitor.leaks.census import GRAPH_NODES
 from outsize.monitor.leaks.frameworks import is_array_of, library_of, traced_name
@@ -121,20 +121,20 @@ def describe(suspect: Suspect, holding: Holding, lines: Lines, trend: Trend, dev
     name, where = _name(suspect, holding, kind), lines.kept or _inherent_line(suspect) or holding.where
     what = type(suspect.item).__name__ if suspect.kind == "container" else suspect.kind
     place = f" in {where}" if where else ""
-    rate = trend.rate(steps > 0)
+    rate = f"{on(device)}: {trend.rate(steps > 0)}"
     called = f"`{name}`" if name else f"a {what} without a name"
     if suspect.kind == "buffer":
-        text = f"{called}{place} has grown to {format_bytes(suspect.length)}: {rate}"
+        text = f"{called}{place} has grown to {format_bytes(suspect.length)}{rate}"
     elif suspect.kind == "traces":
         again = f"is traced again and again{f' at {where}' if where else ''}"
-        text = f"{called} {again}, and keeps {suspect.length:,} {kind.keeps}: {rate}"
+        text = f"{called} {again}, and keeps {suspect.length:,} {kind.keeps}{rate}"
     elif suspect.kind == "kind":
-        text = f"there are {suspect.length:,} objects of `{type(suspect.sample).__qualname__}`, made{place}: {rate}"
+        text = f"there are {suspect.length:,} objects of `{type(suspect.sample).__qualname__}`, made{place}{rate}"
     elif suspect.kind == "graph":
         more = "at least " if suspect.length >= GRAPH_NODES else ""
-        text = f"{called}{place} keeps {more}{suspect.length:,} {kind.keeps}: {rate}"
+        text = f"{called}{place} keeps {more}{suspect.length:,} {kind.keeps}{rate}"
     else:
-        text = f"{called} ({what}){place} keeps {suspect.length:,} {kind.keeps}: {rate}"
+        text = f"{called} ({what}){place} keeps {suspect.length:,} {kind.keeps}{rate}"
     return trend.finding(
         steps > 0,
         kind=kind.name,
@@ -147,6 +147,11 @@ def describe(suspect: Suspect, holding: Holding, lines: Lines, trend: Trend, dev
         chain=holding.chain,
         count=suspect.length if suspect.kind != "buffer" else None,
     )
+
+
+def on(device: str) -> str:
+    """Where bytes lie, in words; RAM needs none."""
+    return "" if device == HOST_DEVICE else f" on {device}"
 
 
 def _name(suspect: Suspect, holding: Holding, kind: Kind) -> str | None:

@@ -10,12 +10,13 @@ nothing is said. All of it runs in the thread of the program: at the end of its 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ from outsize.core.recording import Finding
 from outsize.core.units import format_bytes
 from outsize.monitor.leaks.assignments import find_assignment
 from outsize.monitor.leaks.census import Census, length_of, take_census
-from outsize.monitor.leaks.describe import Lines, describe
+from outsize.monitor.leaks.describe import Lines, describe, on
 from outsize.monitor.leaks.device_history import DeviceHistory
 from outsize.monitor.leaks.names import NOTHING, Holding, find_holding
 from outsize.monitor.leaks.suspects import (
@@ -56,6 +57,8 @@ _PATIENCE = 6
 """How many times as long is waited where nothing grows: memory may be lost once in an epoch."""
 _SHARE = 0.1
 """Part of the growth that a culprit must explain."""
+_BOUND = 10.0
+"""Seconds of the program's time that the counts and the search for names may take together, one of them more or less."""
 
 
 @dataclass(kw_only=True)
@@ -94,10 +97,16 @@ class Inspection:
     _first: int = 0
     _level: int = 0
     _own_notes: bool = False
+    _spent: float = 0.0
+    _began: float = 0.0
     _filling: list[str] = field(default_factory=list)
 
     def begin(self, step: int) -> None:
         """The first count."""
+        with self._counted():
+            self._begin(step)
+
+    def _begin(self, step: int) -> None:
         before = self.meter() or 0
         gc.collect()
         freed = before - (self.meter() or 0)
@@ -116,10 +125,25 @@ class Inspection:
         """Go on if it is time to."""
         if self.done or not self._is_time(step):
             return
-        if self.stage == 1:
-            self._second(step)
-        else:
-            self._conclude(step)
+        if self._spent * (3 / self.stage) > _BOUND:  # three counts of such a heap would take longer
+            self.notes.append(
+                f"{self.what} of {self.device} grows, {self.trend.rate(self.stepwise)}; who keeps it is not looked for: one "
+                f"count of this program's objects takes {self._spent / self.stage:.1f} s"
+            )
+            self.close()
+            return
+        with self._counted():
+            self._second(step) if self.stage == 1 else self._conclude(step)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Adds up what the inspection takes."""
+        began = time.thread_time()
+        self._began = began - self._spent
+        try:
+            yield
+        finally:
+            self._spent = time.thread_time() - self._began
 
     def close(self) -> None:
         """End at once, whatever was found so far."""
@@ -145,7 +169,7 @@ class Inspection:
     def _count(self, step: int) -> None:
         before = self._censuses[-1] if self._censuses else None
         self.ours |= {id(self._censuses), id(self._suspects), id(self.ours)}
-        self._censuses.append(take_census(self.ours, before))
+        self._censuses.append(take_census(self.ours, before, self.device))
         if self.stage < 2:
             self._censuses[-1].tail = None  # it would keep a graph alive
         self.stage += 1
@@ -154,7 +178,7 @@ class Inspection:
 
     def _second(self, step: int) -> None:
         self._count(step)
-        self._suspects = find_suspects(*self._censuses)
+        self._suspects = find_suspects(self._censuses[0], self._censuses[1], self.device)
         self._censuses[-1].grown.clear()
         if not tracemalloc.is_tracing():
             tracemalloc.start(_FRAMES)
@@ -198,7 +222,7 @@ class Inspection:
         suspects += [] if graph is None or any(has_graph(one.sample) for one in suspects) else [graph]
         self._judge_suspects(suspects, tracer, expected, steps)
         if not self.findings and not self._filling:
-            self._judge_suspects(find_kinds(censuses)[:3], tracer, expected, steps)
+            self._judge_suspects(find_kinds(censuses, self.device)[:3], tracer, expected, steps)
         if not self.findings and not self._filling:
             self._judge_lines(tracer)
 
@@ -211,6 +235,8 @@ class Inspection:
             explains = unmeasured or suspect.bytes >= _SHARE * expected
             if not explains or len(self.findings) == _MOST:
                 continue
+            if self.findings and time.thread_time() - self._began > _BOUND:
+                break
             holding = NOTHING if suspect.item is None else find_holding(suspect.item, self.ours)
             if (holding.name or "").startswith(("outsize.", "tracemalloc", "linecache")):
                 continue
@@ -238,7 +264,7 @@ class Inspection:
         if line is None:
             return
         kind = "unknown" if self.what == "memory" else self.what
-        text = f"{line} takes {self.what} that no container keeps: {self.trend.rate(self.stepwise)}"
+        text = f"{line} takes {self.what}{on(self.device)} that no container keeps: {self.trend.rate(self.stepwise)}"
         said = {"kind": kind, "device": self.device, "text": text, "advice": ADVICE[self.what]}
         self.findings.append(self.trend.finding(self.stepwise, **said, where=line, allocated_at=line))
 

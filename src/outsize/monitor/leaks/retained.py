@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
-from outsize.monitor.leaks.frameworks import array_bytes
+from outsize.core.recording import HOST_DEVICE
+from outsize.monitor.leaks.frameworks import array_bytes, library_of
 
 _REACHED = 3000
 """Objects that are followed from one element."""
@@ -20,15 +21,16 @@ _C_MEMORY = (ctypes.Array, ctypes.Structure, ctypes.Union)
 _STOP = (ModuleType, type, str, int, float, bool, type(None), type(gc.collect))
 
 
-def measure_each(elements: Sequence[Any]) -> int:
-    """Mean bytes that one of the elements keeps for itself alone. What several reach (a model, a logger) is no growth."""
+def measure_each(elements: Sequence[Any], device: str = HOST_DEVICE) -> int:
+    """Mean bytes that one of the elements keeps for itself alone. What several reach (a model, a logger) is no growth.
+    On a card only what may lie there counts. On the host everything does: what lies on a card has a small part of itself here."""
     if not elements:
         return 0
     reached: Counter[int] = Counter()
     sizes: dict[int, int] = {}
     for element in elements:
         own: dict[int, int] = {}
-        _reach(element, own)
+        _reach(element, own, device)
         reached.update(own.keys())
         sizes |= own
     alone = sum(size for key, size in sizes.items() if reached[key] == 1)
@@ -37,7 +39,7 @@ def measure_each(elements: Sequence[Any]) -> int:
     return alone // len(elements)
 
 
-def _reach(element: Any, found: dict[int, int]) -> None:
+def _reach(element: Any, found: dict[int, int], device: str) -> None:
     queue, count = [element], 0
     seen: set[int] = set()
     while queue and count < _REACHED:
@@ -47,7 +49,7 @@ def _reach(element: Any, found: dict[int, int]) -> None:
         seen.add(id(item))
         count += 1
         key, size = _own_bytes(item)
-        found[key] = size
+        found[key] = size if _may_lie_on(item, device) else 0
         if isinstance(item, type):  # a class that was made at run time: what it has, not what it is made of
             queue += list(vars(item).values())
         elif not isinstance(item, _STOP):
@@ -65,12 +67,24 @@ def _referents(item: Any) -> list[Any]:
     return [base] if base is not None else gc.get_referents(item)
 
 
+def _may_lie_on(item: Any, device: str) -> bool:
+    """False for what surely takes no memory of this card."""
+    if device == HOST_DEVICE:
+        return True
+    try:
+        if hasattr(item, "untyped_storage"):
+            return f"{item.device.type}:{item.device.index or 0}" == device
+        return array_bytes(item) is not None or library_of(type(item)) == "cupy"
+    except Exception:  # objects answer as they like
+        return False
+
+
 def _own_bytes(item: Any) -> tuple[int, int]:
     """(identity, bytes) of one object without what it holds; tensors and arrays by the memory under them."""
     try:
         if hasattr(item, "untyped_storage"):
             storage = item.untyped_storage()
-            return storage.data_ptr(), storage.nbytes()
+            return storage.data_ptr() or id(item), storage.nbytes()
         if isinstance(item, mmap.mmap):
             return id(item), len(item)
         if (held := array_bytes(item)) is not None:
@@ -82,9 +96,11 @@ def _own_bytes(item: Any) -> tuple[int, int]:
         return id(item), 0
 
 
-def buffer_bytes(value: Any) -> int:
-    """Bytes of an array, tensor, text or table; 0 for anything else."""
+def buffer_bytes(value: Any, device: str = HOST_DEVICE) -> int:
+    """Bytes of an array, tensor, text or table; 0 for anything else, and for what does not lie on this card."""
     try:
+        if not _may_lie_on(value, device):
+            return 0
         if isinstance(value, str | bytes | bytearray):
             return len(value)
         if isinstance(value, io.BytesIO):

@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from outsize.core.recording import HOST_DEVICE
 from outsize.monitor.leaks.census import CACHE, GRAPH_NODES, Census, length_of
 from outsize.monitor.leaks.frameworks import is_traced_kind
 from outsize.monitor.leaks.retained import measure_each
@@ -52,7 +53,7 @@ class Suspect:
         return self.added * self.each
 
 
-def find_suspects(first: Census, second: Census) -> list[Suspect]:
+def find_suspects(first: Census, second: Census, device: str = HOST_DEVICE) -> list[Suspect]:
     """What is longer in the second count, the one that keeps most first."""
     found = []
     inside = {id(part) for item in second.grown.values() if type(item) is CACHE for part in _parts_of_cache(item)}
@@ -62,7 +63,7 @@ def find_suspects(first: Census, second: Census) -> list[Suspect]:
             continue
         elements = newest_elements(item, min(added, _LOOKED_AT))
         kind = "cache" if type(item) is CACHE else "traces" if is_traced_kind(type(item)) else "container"
-        each = measure_each(elements) if not isinstance(item, bytearray) and elements else int(kind != "traces")
+        each = measure_each(elements, device) if not isinstance(item, bytearray) and elements else int(kind != "traces")
         sample = elements[-1] if elements else None
         found.append(Suspect(item=item, kind=kind, added=added, each=each, length=length_of(item), sample=sample))
     found.sort(key=lambda suspect: (not has_graph(suspect.sample), suspect.kind != "traces", -suspect.bytes))
@@ -113,7 +114,7 @@ def find_buffers(censuses: tuple[Census, Census, Census]) -> list[Suspect]:
     return sorted(found, key=lambda suspect: -suspect.added)
 
 
-def find_kinds(censuses: tuple[Census, Census, Census]) -> list[Suspect]:
+def find_kinds(censuses: tuple[Census, Census, Census], device: str = HOST_DEVICE) -> list[Suspect]:
     """Kinds of objects of which there were more each time, though no container grew: a chain in which each holds the next,
     or callbacks that C code holds."""
     first, second, third = (census.counts for census in censuses)
@@ -133,7 +134,7 @@ def find_kinds(censuses: tuple[Census, Census, Census]) -> list[Suspect]:
     found = []
     for kind, (again, earlier) in grown.items():
         newest = made[kind][: min(again, _LOOKED_AT)]
-        sample, each = (newest[0] if newest else None), measure_each(newest)
+        sample, each = (newest[0] if newest else None), measure_each(newest, device)
         found.append(
             Suspect(item=sample, kind="kind", added=again + earlier, each=each, length=third[kind], sample=sample)
         )
