@@ -38,13 +38,14 @@ def main() -> None:
     rows = int(given.gib * 2**30 / 4 / length / length)
     x = make(rows, length, given.rank)
     tell(began, f"{x.nbytes / 2**30:.1f} GiB made")
-    runs = []
+    runs, stages = [], clock_stages()
     for part in (x[: max(1, rows // 64)], x, x):  # the first loads libraries
+        stages.clear()
         started = time.perf_counter()
         with outsize.budget(device=int(given.device_gib * 2**30)):
             made = outsize.decompose(part, "tucker", 0.01, device="cuda")
         runs.append(time.perf_counter() - started)
-        tell(began, f"{part.nbytes / 2**30:.1f} GiB in {runs[-1]:.2f} s, {[step.name for step in made.plan.steps]}")
+        tell(began, f"{part.nbytes / 2**30:.1f} GiB in {runs[-1]:.2f} s: {stages}")
     seconds = min(runs[1:])
     crossing = 2 * x.nbytes / link
     products = (2 * x.size * length + 2 * x.size * max(made.ranks)) / rate
@@ -57,6 +58,28 @@ def main() -> None:
         "true of some slabs": sample_error(x, made),
     }  # fmt: skip
     print(json.dumps(row, default=list))
+
+
+def clock_stages() -> dict[str, float]:
+    """Seconds of each stage of a decomposition, as they pass; several calls of one name add up."""
+    from outsize.factor.algorithms.session import Session
+
+    found: dict[str, float] = {}
+
+    def clocked(inner):
+        def outer(self, first, *rest, **named):
+            started = time.perf_counter()
+            try:
+                return inner(self, first, *rest, **named)
+            finally:
+                name = next((word for word in (first, *rest) if isinstance(word, str)), inner.__name__)
+                found[name] = round(found.get(name, 0.0) + time.perf_counter() - started, 2)
+
+        return outer
+
+    for name in ("compute", "stream"):
+        setattr(Session, name, clocked(getattr(Session, name)))
+    return found
 
 
 def tell(began: float, what: str) -> None:
