@@ -219,7 +219,8 @@ class DeviceContractPass(ContractPass):
         crossed = m * n * self.working.itemsize
         link = max((sent + (0 if whole else crossed)) / rates.link_in, crossed / rates.link_out)
         flops = rates.product(self.working.char, self.device_budget.tf32)[1]
-        return max(super()._seconds(box, stays), batch * link, batch * 2.0 * m * n * k / flops)
+        slowest = max(super()._seconds(box, stays), batch * link, batch * 2.0 * m * n * k / flops)
+        return slowest + 10 * self.tuning.send_seconds  # streams run empty at the end of a panel
 
     @contextlib.contextmanager
     def opened(self, sized: SizedDeviceProduct) -> Iterator[Opened]:
