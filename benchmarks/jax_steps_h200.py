@@ -35,7 +35,7 @@ def say(name: str) -> dict:
     card = jax.devices()[0]
     return {
         "step": name, "estimate": said.peak_allocated.bytes, "at_most": said.peak_allocated.bound,
-        "jaxpr": bound.peak_requested.bound, "temporaries": found.temp_size_in_bytes,
+        "jaxpr": bound.peak_allocated.bound, "temporaries": found.temp_size_in_bytes,
         "arguments": found.argument_size_in_bytes, "outputs": found.output_size_in_bytes,
         "aliased": found.alias_size_in_bytes, "code": found.generated_code_size_in_bytes, "seconds": seconds,
         "peak_of_compiling": card.memory_stats()["peak_bytes_in_use"], "device": card.device_kind, "jax": jax.__version__,

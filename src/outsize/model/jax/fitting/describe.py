@@ -19,12 +19,13 @@ from outsize.model.jax.private_parts import bytes_of, require_jax
 def describe(search: Search, found: Candidate, allowance: Allowance, notes: Sequence[str]) -> FitPlan:
     """Peaks, remedies with what each saves, and the choices beside this one."""
     own = search.work.optimizer is None
+    known = Known.BOUND if found.lost else Known.EXACT
     return FitPlan(
         name=f"{'gradients' if own else 'training step'} of {search.shapes.axes.rows} samples",
         steps=(
             Step(
                 name="gradients" if own else "step",
-                peaks=(Peak(pool=allowance.pool, bytes=found.peak, known=Known.EXACT),), parts=_parts(search.shapes, found),
+                peaks=(Peak(pool=allowance.pool, bytes=found.peak, known=known),), parts=_parts(search.shapes, found),
             ),
         ),
         budgets=(allowance,), smallest=None, remedies=tuple(_remedies(search, found)), slow_down=slow_down(found.choice),
@@ -45,7 +46,9 @@ def _parts(shapes: Shapes, found: Candidate) -> tuple[Part, ...]:
         "temporaries": made.temporaries + made.code,
         "constants": made.constants,
     }
-    return tuple(Part(name=name, bytes=size, known=Known.EXACT) for name, size in sizes.items() if size)
+    parts = [Part(name=name, bytes=size, known=Known.EXACT) for name, size in sizes.items() if size]
+    lost = [Part(name="between arrays", bytes=found.lost, known=Known.BOUND)] if found.lost else []
+    return (*parts, *lost)
 
 
 def _remedies(search: Search, found: Candidate) -> list[Remedy]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from outsize.core.errors import InputError
 from outsize.model.jax.compiled import Compiled
 from outsize.model.jax.fitting.choice import Choice, slow_down
+from outsize.model.jax.fitting.chunks import lost
 from outsize.model.jax.fitting.step import Shapes, Work, arguments_of, compile_step, donated_of, step_for
 from outsize.model.jax.liveness import follow
 from outsize.model.jax.private_parts import require_jax
@@ -31,11 +32,13 @@ class Candidate(NamedTuple):
 
     choice: Choice
     compiled: Compiled
+    lost: int = 0
+    """Most bytes that the arena of a card gives above what is asked."""
 
     @property
     def peak(self) -> int:
         """Bytes at the peak."""
-        return self.compiled.peak
+        return self.compiled.peak + self.lost
 
 
 class Search:
@@ -50,8 +53,13 @@ class Search:
     def compile(self, choice: Choice) -> Candidate:
         """A choice with its bytes, compiled once."""
         if choice not in self.tried:
-            self.tried[choice] = Candidate(choice, compile_step(self.work, self.shapes, choice))
+            made = compile_step(self.work, self.shapes, choice)
+            self.tried[choice] = Candidate(choice, made, self._lost(made))
         return self.tried[choice]
+
+    def _lost(self, made: Compiled) -> int:
+        gradients = self.shapes.params if self.work.optimizer is None else ()
+        return lost(self.work.device, (self.shapes.params, self.shapes.state, self.shapes.batch), gradients, made)
 
     def find(self, budget: int) -> Candidate | None:
         """The candidate that is predicted to be fastest among those inside the budget; None where none was found."""
