@@ -2,6 +2,7 @@
 
     python benchmarks/shrink_h200.py            # on a card: the 1.3 B model
     python benchmarks/shrink_h200.py --small    # anywhere: the same with a few layers of width 128
+    python benchmarks/shrink_h200.py --training # the rows with an optimizer alone
 
 For each form of the model `outsize.estimate` says the peak of a step before it runs; the step then runs, and the most that
 torch's allocator gave out (on a CPU: the account of `outsize.fit`) stands beside it, with the time of the fastest of `STEPS`
@@ -150,7 +151,7 @@ def main() -> None:
     card = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     print(f"torch {torch.__version__}, {card}, width {WIDTH}, {BLOCKS} blocks, {ROWS} x {LENGTH} tokens\n")
     print("| model | step | weights | estimate | measured peak | off | time |\n|---|---|---|---|---|---|---|")
-    rows = [(name, None) for name in FORMS] + [("plain", 0), ("plain", 8), ("factored", 0), ("LoRA on int4", 0)]
+    rows = [(name, None) for name in FORMS if "--training" not in sys.argv] + [("plain", 0), ("plain", 8), ("factored", 0), ("LoRA on int4", 0)]
     for name, bits in rows:
         try:
             run(name, bits)
