@@ -1,7 +1,7 @@
 """Outsize, its peers and the machine's floor on the same work, the same files and the same hard limit, in one run.
 
     python benchmarks/arrays.py --data FOLDER [--works sum softmax ...] [--peers blosc2 ...] [--seconds 90] [--scale 6]
-    python benchmarks/arrays.py --data FOLDER --arena --before c92106c --peers --repeat 3    this tree and an older one, some 10 minutes
+    python benchmarks/arrays.py --data FOLDER --arena --before c92106c --peers --repeat 3    two trees in turn, 10 minutes
 
 Every run is a fresh process in a memory cgroup (the limit includes the interpreter), on a cold page cache. Prints wall
 seconds, ratios to the best surviving peer and to the floor measured in the same minute, and the highest anonymous
