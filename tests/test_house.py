@@ -104,6 +104,7 @@ PLANTED = {
     "outsize.monitor.processes.tree": "outsize.monitor.processes.follower",
     "outsize.monitor.leaks.census": "outsize.monitor.leaks.describe",
     "outsize.report.html.parts": "outsize.report.html.plan",
+    "outsize.report.text.layout": "outsize.report.html.page",
     "outsize.model.fitting.plan.facts": "outsize.model.fitting.plan.remedies",
     "outsize.model.fitting.run.recompute": "outsize.model.fitting.run.runner",
     "outsize.model.fitting.move.mover": "outsize.model.fitting.move.ring",

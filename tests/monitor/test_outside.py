@@ -195,7 +195,7 @@ def test_the_processes_fit_a_terminal_of_forty_columns():
 
 
 def test_what_the_processes_hold_is_told_from_what_the_machine_uses():
-    from outsize.report.recording import draw_line
+    from outsize.report.text.recording import draw_line
 
     host = HostSample(rss=5, anonymous=MiB, shared=0, used=3 * MiB, limit=10 * MiB)
     line = draw_line(

@@ -20,8 +20,8 @@ from outsize.monitor.outside import Outside
 from outsize.monitor.processes.tree import TreeReading
 from outsize.monitor.recorder import Item, Recorder
 from outsize.monitor.watched import NOTABLE, Watched, growth_by_line, thin
-from outsize.report.program_run import draw_course, say
-from outsize.report.recording import draw_finding
+from outsize.report.text.program_run import draw_course, say
+from outsize.report.text.recording import draw_finding
 
 _LINES = 3
 """Lines of code that are named after a run that went well."""

@@ -23,7 +23,7 @@ from outsize.monitor.launch import build_command, passing_signals, start
 from outsize.monitor.outside import Outside
 from outsize.monitor.recorder import Item, Recorder, check_writable, load
 from outsize.report.live import Screen, wait_for_key, whole_terminal
-from outsize.report.recording import draw_finding, draw_line
+from outsize.report.text.recording import draw_finding, draw_line
 
 _FRAME = 1.0
 """Seconds between two drawings of the screen."""

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from outsize.core.recording import Recording
-from outsize.report.recording import SORTS, draw_live
+from outsize.report.text.recording import SORTS, draw_live
 
 
 class Screen:

@@ -16,7 +16,7 @@ from rich.text import Text
 from outsize.core.rates import gpu_full_in, held_bytes, host_full_in
 from outsize.core.recording import AllocatorSample, Finding, GpuSample, HostSample, ProcessSample, Recording, Sample
 from outsize.core.units import format_bytes, format_seconds
-from outsize.report.layout import ByWidth
+from outsize.report.text.layout import ByWidth
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _ROWS = 4

@@ -14,7 +14,7 @@ from rich.text import Text
 from outsize.core.factoring import Factoring, Spectrum
 from outsize.core.noun import Known
 from outsize.core.units import format_bytes
-from outsize.report.layout import ByWidth
+from outsize.report.text.layout import ByWidth
 
 HEIGHT = 6
 """Lines of a panel."""

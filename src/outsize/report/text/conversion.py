@@ -8,7 +8,7 @@ from rich.text import Text
 
 from outsize.core.conversion import Conversion, Precision
 from outsize.core.units import format_bytes
-from outsize.report.outcome import closing, held, took
+from outsize.report.text.outcome import closing, held, took
 
 
 def draw(conversion: Conversion) -> RenderableType:

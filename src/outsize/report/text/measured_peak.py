@@ -7,7 +7,7 @@ from rich.text import Text
 
 from outsize.core.measured_peak import MeasuredPeak
 from outsize.core.units import format_bytes
-from outsize.report.layout import make_table
+from outsize.report.text.layout import make_table
 
 _PLACES = {"host": "RAM"}
 
