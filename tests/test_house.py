@@ -88,6 +88,7 @@ def lint_imports(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
 
 PLANTED = {
     "outsize.core.planted": "outsize.machine",
+    "outsize.core.plan": "outsize.core.outcomes.outcome",
     "outsize.compression.method": "outsize.compression.search",
     "outsize.model.kernels.call_events": "outsize.model.tracing.ledger",
     "outsize.model.tracing.ledger": "outsize.model.tracing.tracer",

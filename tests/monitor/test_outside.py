@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from outsize.core.recording import GpuSample, Head, HostSample, ProcessSample, Recording, Sample
+from outsize.core.outcomes.recording import GpuSample, Head, HostSample, ProcessSample, Recording, Sample
 from outsize.core.units import format_seconds, parse_seconds
 from outsize.machine.fake import FakeMachine
 from outsize.monitor import outside as outside_module
@@ -353,7 +353,7 @@ def test_a_worker_that_copies_what_it_reads_is_told_from_one_that_only_grows():
 
 
 def test_page_cache_and_arenas_are_noted_as_no_leak():
-    from outsize.core.recording import AllocatorSample
+    from outsize.core.outcomes.recording import AllocatorSample
 
     growth = TreeGrowth()
     for number in (0, 1):

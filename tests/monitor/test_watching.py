@@ -15,7 +15,7 @@ import pytest
 
 import outsize
 from outsize.core.errors import InputError
-from outsize.core.recording import Finding, Mark, Sample
+from outsize.core.outcomes.recording import Finding, Mark, Sample
 from outsize.monitor import publication
 from outsize.monitor.allocators import device_meters, read_allocators, read_malloc, read_small
 from outsize.monitor.leaks.device_history import DeviceHistory

@@ -13,8 +13,8 @@ from outsize import report
 from outsize.core.errors import InputError
 from outsize.core.memory import Part
 from outsize.core.noun import Known
-from outsize.core.program_run import ProgramRun
-from outsize.core.recording import Finding, Note
+from outsize.core.outcomes.program_run import ProgramRun
+from outsize.core.outcomes.recording import Finding, Note
 from outsize.failure.run import run as run_watched
 from outsize.monitor.outside import Outside
 from outsize.monitor.processes.tree import TreeReading

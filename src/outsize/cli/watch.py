@@ -16,9 +16,9 @@ from rich.text import Text
 
 from outsize import report
 from outsize.core.errors import InputError
-from outsize.core.recording import Finding, Mark, Note, Recording, Sample
+from outsize.core.outcomes.recording import Finding, Mark, Note, Recording, Sample
+from outsize.core.outcomes.watch_stream import encode, encode_head, is_stream
 from outsize.core.units import parse_seconds
-from outsize.core.watch_stream import encode, encode_head, is_stream
 from outsize.monitor.launch import build_command, passing_signals, start
 from outsize.monitor.outside import Outside
 from outsize.monitor.recorder import Item, Recorder, check_writable, load

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from outsize.core.recording import Recording
+from outsize.core.outcomes.recording import Recording
 from outsize.report.text.recording import SORTS, draw_live
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from outsize.core.factoring import Factoring, Spectrum
+from outsize.core.outcomes.factoring import Factoring, Spectrum
 from outsize.report.html.page import Page
 from outsize.report.text.factoring import facts_of, panel_title, shown_values, title_of
 

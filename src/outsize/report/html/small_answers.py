@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from outsize.core.contents import Contents
-from outsize.core.conversion import Conversion
-from outsize.core.measured_peak import MeasuredPeak
 from outsize.core.memory import PoolReading, Reading
-from outsize.core.outcome import Outcome
-from outsize.core.program_run import ProgramRun
+from outsize.core.outcomes.conversion import Conversion
+from outsize.core.outcomes.measured_peak import MeasuredPeak
+from outsize.core.outcomes.outcome import Outcome
+from outsize.core.outcomes.program_run import ProgramRun
 from outsize.core.sizing import Sizing
 from outsize.core.units import format_bytes
 from outsize.report.html.footprint import bars_of

@@ -13,8 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from outsize.core.rates import gpu_full_in, held_bytes, host_full_in
-from outsize.core.recording import AllocatorSample, Finding, GpuSample, HostSample, ProcessSample, Recording, Sample
+from outsize.core.outcomes.rates import gpu_full_in, held_bytes, host_full_in
+from outsize.core.outcomes.recording import (
+    AllocatorSample,
+    Finding,
+    GpuSample,
+    HostSample,
+    ProcessSample,
+    Recording,
+    Sample,
+)
 from outsize.core.units import format_bytes, format_seconds
 from outsize.report.text.layout import ByWidth
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from outsize.core.recording import Sample
+from outsize.core.outcomes.recording import Sample
 
 _LOOKED_AT = 1200
 """Samples that are looked at: two minutes at ten a second."""
