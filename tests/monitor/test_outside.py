@@ -4,15 +4,17 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import textwrap
 import time
 import types
 
+import answers
 import pytest
 
-from outsize.core.outcomes.recording import GpuSample, Head, HostSample, ProcessSample, Recording, Sample
+from outsize.core.outcomes.recording import GpuSample, Head, HostSample, Note, ProcessSample, Recording, Sample
 from outsize.core.units import format_seconds, parse_seconds
 from outsize.machine.fake import FakeMachine
 from outsize.monitor import outside as outside_module
@@ -199,9 +201,37 @@ def test_what_the_processes_hold_is_told_from_what_the_machine_uses():
 
     host = HostSample(rss=5, anonymous=MiB, shared=0, used=3 * MiB, limit=10 * MiB)
     line = draw_line(
-        Recording(head=Head(command=(), pid=None, started=0.0, interval=1.0), samples=(Sample(time=0.0, host=host),))
+        Recording(head=Head(command=(), pid=None, started=0.0, interval=1.0), samples=(Sample(time=0.0, host=host),)),
+        80,
     )
     assert "held    1.00 MiB  RAM in use 3.00 MiB of 10.00 MiB (30%)" in line
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_plain_lines_of_a_watch_fit_the_terminal_and_lose_nothing(columns):
+    from outsize.report.text.recording import draw_line, draw_news
+
+    samples = [
+        Sample(
+            time=12345.6 + second, step=123_456,
+            host=HostSample(rss=5, anonymous=second * MiB, shared=0, used=1000 * MiB, limit=1023 * MiB, limit_name="container"),
+            gpus=tuple(GpuSample(index=i, name="a card", used=1000 * MiB, free=0, total=1023 * MiB) for i in range(8)),
+        )
+        for second in range(900, 940)
+    ]  # fmt: skip
+    made = Recording(head=Head(command=(), pid=None, started=0.0, interval=1.0), samples=tuple(samples), complete=True)
+    finding = answers.recording().findings[0]
+    note = Note(time=0.0, text="run.watch is not written for now: No space left on device: the watch goes on " * 3)
+    line, *news = draw_line(made, columns), draw_news(finding, columns), draw_news(note, columns)
+    for text in (line, *news):
+        assert max(map(len, text.splitlines())) <= columns
+    words = re.split(r"\s{2,}", line.strip())
+    assert (
+        words == re.split(r"\s{2,}", draw_line(made, 10_000).strip()) and words[-1] == "step 123456" and len(words) > 11
+    )
+    assert " ".join(news[0].split()) == f"outsize: {' '.join(draw_news(finding, 10_000)[9:].split())}"
+    assert " ".join(news[1].split()) == f"outsize: {note.text}".strip()
+    assert draw_news(samples[0], columns) is None
 
 
 @pytest.mark.parametrize("words", [("--record", "/nowhere/x.watch"), ("--metrics", ":99999")])

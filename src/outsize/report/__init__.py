@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from rich.console import Console, RenderableType
 from rich.rule import Rule
@@ -114,11 +114,16 @@ def show_stop(number: int, stops: int, command: str, why: str, answers: Sequence
     show(Text())
 
 
+def columns_of(stream: TextIO, piped: int = 100) -> int:
+    """Columns of the terminal behind a stream; of one that is no terminal what COLUMNS says, or `piped`."""
+    if stream.isatty():
+        return min(200, shutil.get_terminal_size((100, 24)).columns)
+    given = os.environ.get("COLUMNS", "")
+    return min(200, int(given) if given.isdigit() and int(given) else piped)
+
+
 def _console(stderr: bool = False, **rest: Any) -> Console:
     """A console that prints where it is told to. In a notebook rich would show the text as the cell's output and
     return nothing. Here it must not: a notebook shows a noun through `_repr_html_`."""
-    stream = sys.stderr if stderr else sys.stdout
-    given = os.environ.get("COLUMNS", "")
-    piped = int(given) if given.isdigit() and int(given) else 100
-    width = min(200, shutil.get_terminal_size((100, 24)).columns if stream.isatty() else piped)
+    width = columns_of(sys.stderr if stderr else sys.stdout)
     return Console(stderr=stderr, width=width, force_jupyter=False, markup=False, highlight=False, **rest)

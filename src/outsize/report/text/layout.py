@@ -1,4 +1,4 @@
-"""What drawings share: tables of plain rows, and drawings that depend on how wide the screen is."""
+"""What drawings share: tables of plain rows, folded lines, and drawings that depend on how wide the screen is."""
 
 from __future__ import annotations
 
@@ -21,6 +21,18 @@ def make_table(
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def fold(words: Iterable[str], columns: int, gap: str = " ") -> str:
+    """Words in lines that fit so many columns, all but the first indented. A word that is longer is not cut."""
+    first, *rest = words
+    lines = [first]
+    for word in rest:
+        if len(lines[-1]) + len(gap) + len(word) <= columns:
+            lines[-1] += gap + word
+        else:
+            lines.append(f"    {word}")
+    return "\n".join(lines)
 
 
 class ByWidth:

@@ -19,12 +19,13 @@ from outsize.core.outcomes.recording import (
     Finding,
     GpuSample,
     HostSample,
+    Note,
     ProcessSample,
     Recording,
     Sample,
 )
 from outsize.core.units import format_bytes, format_seconds
-from outsize.report.text.layout import ByWidth
+from outsize.report.text.layout import ByWidth, fold
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _ROWS = 4
@@ -50,8 +51,8 @@ def draw_live(recording: Recording, columns: int, sort: str = "RAM", frozen: boo
     return Group(*_head(recording, last, columns, live=True), *_parts(recording, last, columns, sort), Text(), keys)
 
 
-def draw_line(recording: Recording) -> str:
-    """The last sample as one plain line."""
+def draw_line(recording: Recording, columns: int) -> str:
+    """The last sample as one plain line, or as several where the columns are few."""
     sample = recording.samples[-1]
     host = sample.host
     words = [f"{sample.time:8.1f} s", f"held {format_bytes(held_bytes(sample)):>11}", _limit_words(host)]
@@ -59,11 +60,18 @@ def draw_line(recording: Recording) -> str:
     words += [f"full in {format_seconds(left)} at this rate"] if left is not None else []
     words += [f"GPU {gpu.index} {format_bytes(gpu.used)} of {format_bytes(gpu.total)}" for gpu in sample.gpus]
     words += [f"step {sample.step}"] if sample.step is not None else []
-    return "  ".join(words)
+    return fold(words, columns, "  ")
 
 
-def draw_finding(finding: Finding) -> str:
-    """A finding as one plain line."""
+def draw_news(item: object, columns: int) -> str | None:
+    """A finding or a note as plain lines; None of anything else."""
+    if not isinstance(item, Finding | Note):
+        return None
+    text = _finding_words(item) if isinstance(item, Finding) else item.text
+    return fold(f"outsize: {text}".split(" "), columns)
+
+
+def _finding_words(finding: Finding) -> str:
     left = f"; full in {format_seconds(finding.full_in)} at this rate" if finding.full_in is not None else ""
     if finding.ended:
         return f"grows no longer: {finding.text}"
