@@ -1,5 +1,6 @@
 """`outsize watch` from outside: processes, the machine, commands and recordings; every trouble is one line."""
 
+import dataclasses
 import io
 import json
 import os
@@ -14,7 +15,17 @@ import types
 import answers
 import pytest
 
-from outsize.core.outcomes.recording import GpuSample, Head, HostSample, Note, ProcessSample, Recording, Sample
+from outsize.core.outcomes.rates import host_full_in
+from outsize.core.outcomes.recording import (
+    AllocatorSample,
+    GpuSample,
+    Head,
+    HostSample,
+    Note,
+    ProcessSample,
+    Recording,
+    Sample,
+)
 from outsize.core.units import format_seconds, parse_seconds
 from outsize.machine.fake import FakeMachine
 from outsize.monitor import outside as outside_module
@@ -178,6 +189,49 @@ def test_the_screen_fits_eighty_columns_without_colour():
     assert max(map(len, text.splitlines())) <= 80 and "\x1b" not in text
     assert "full in 48 s at this rate" in text or "full in 49 s at this rate" in text
     assert "container 1.54 GiB of 3.91 GiB (39%)" in text and "NVIDIA H200" in text and "50% busy" in text
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_lines_of_the_screen_end_between_two_facts(columns):
+    made = recording(rate=30 * MiB)
+    last = dataclasses.replace(
+        made.samples[-1],
+        allocators=(
+            AllocatorSample(
+                framework="torch", device="cuda:0", pid=123456, requested=512 * MiB, allocated=512 * MiB,
+                reserved=512 * MiB, fragments=512 * MiB,
+            ),
+        ),
+    )  # fmt: skip
+    text = render(dataclasses.replace(made, samples=(*made.samples[:-1], last)), columns, "RAM", False, color=False)
+    assert max(map(len, text.splitlines())) <= columns
+    facts = [fact for line in text.splitlines() for fact in re.split(r"\s{3,}", line.strip())]
+    assert {"fragments 512.00 MiB", "torch cuda:0 (pid 123456)", "shared 0 B", "50% busy"} <= set(facts)
+    assert any(re.fullmatch(r"full in .* at this rate", fact) for fact in facts)
+
+
+def test_forks_that_share_pages_hold_at_most_what_is_said_and_fill_nothing():
+    def forked(seconds, used):
+        host = HostSample(
+            rss=0, anonymous=seconds * 100 * MiB, shared=0, used=used, limit=4000 * MiB, limit_name="container"
+        )
+        return Sample(time=float(seconds), host=host)
+
+    steady = [forked(seconds, 500 * MiB) for seconds in range(60)]
+    assert host_full_in(steady) is None
+    growing = [forked(seconds, (500 + 10 * seconds) * MiB) for seconds in range(60)]
+    assert host_full_in(growing) == pytest.approx(291, abs=3)
+    made = dataclasses.replace(recording(), samples=tuple(steady))
+    assert "RAM  at most 5.76 GiB held" in render(made, 80, "RAM", False, color=False)
+    assert "at most" not in render(recording(), 80, "RAM", False, color=False)
+
+
+def test_a_low_terminal_keeps_the_keys(capsys, monkeypatch):
+    monkeypatch.setenv("LINES", "8")
+    monkeypatch.setenv("COLUMNS", "80")
+    Screen().show(recording())
+    shown = capsys.readouterr().out
+    assert shown.count("\n") == 7 and "q quit" in shown
 
 
 def test_the_screen_can_be_written_in_ascii():

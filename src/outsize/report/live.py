@@ -35,7 +35,9 @@ class Screen:
             return
         columns, rows = shutil.get_terminal_size((80, 24))
         text = render(recording, columns, self.sort, self.frozen, color=not self._plain)
-        lines = text.splitlines()[: rows - 1]
+        lines = text.splitlines()
+        if len(lines) >= rows:  # what does not fit is left out, but not the keys
+            lines = lines[: rows - 2] + lines[-1:]
         sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
         sys.stdout.flush()
 

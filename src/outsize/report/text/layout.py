@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 
 def make_table(
@@ -23,16 +24,19 @@ def make_table(
     return table
 
 
-def fold(words: Iterable[str], columns: int, gap: str = " ") -> str:
+def fold(words: Iterable[str | Text], columns: int, gap: str = " ") -> Text:
     """Words in lines that fit so many columns, all but the first indented. A word that is longer is not cut."""
-    first, *rest = words
-    lines = [first]
-    for word in rest:
-        if len(lines[-1]) + len(gap) + len(word) <= columns:
-            lines[-1] += gap + word
-        else:
-            lines.append(f"    {word}")
-    return "\n".join(lines)
+    folded, used = Text(), 0
+    for word in words:
+        if used and used + len(gap) + len(word) > columns:
+            folded.append("\n    ")
+            used = 4
+        elif used:
+            folded.append(gap)
+            used += len(gap)
+        folded.append(word)
+        used += len(word)
+    return folded
 
 
 class ByWidth:
