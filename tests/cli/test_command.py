@@ -122,3 +122,9 @@ def test_help_has_each_verb_beside_its_line_and_says_where_to_begin():
         assert re.search(rf"^    {verb} +{re.escape(line.split()[0])} ", shown, re.M), verb
     assert shown.rstrip().endswith("New here: outsize tour. Options and examples of a verb: outsize VERB --help")
     assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("words", [["memory", "--card", "rtx4090"], ["size", "3,4", "--colour"]])
+def test_an_option_that_a_verb_lacks_leads_to_the_help_of_that_verb(words, capsys):
+    assert main(words) == 2
+    assert f"(see outsize {words[0]} --help)" in capsys.readouterr().err

@@ -113,7 +113,10 @@ def _dispatch(words: list[str]) -> int:
         return _welcome()
     verb = words[0] if words[0] in VERBS else None
     parser = build_parser(verb)
-    args = parser.parse_args(words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        asked = "outsize" if verb is None else f"outsize {verb}"
+        raise InputError(f"unrecognized arguments: {' '.join(unknown)} (see {asked} --help)")
     if verb is None:
         parser.print_help()
         return 2
