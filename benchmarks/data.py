@@ -27,13 +27,20 @@ def part(rows: int, there: int) -> int:
     return rows * there // SHAPES["tall"][0]
 
 
+def scaled(shape: tuple[int, ...], scale: int) -> tuple[int, ...]:
+    """A shape with fewer elements by `scale`: a square stays a square, else the first long axis is shorter."""
+    if shape[0] == shape[-1]:
+        return tuple(int(length / scale**0.5) for length in shape)
+    axis = 1 if shape[0] == 1 else 0
+    return tuple(length // scale if i == axis else length for i, length in enumerate(shape))
+
+
 def make(folder: Path, scale: int = 1, stems: tuple[str, ...] = tuple(SHAPES)) -> None:
-    """Write what is missing; `scale` divides the first long axis, for a quick try."""
+    """Write what is missing; `scale` divides the elements, for a quick try."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(7)
     for stem, shape in SHAPES.items():
-        axis = 1 if shape[0] == 1 else 0
-        shape = tuple(length // scale if scale > 1 and i == axis else length for i, length in enumerate(shape))
+        shape = scaled(shape, scale)
         path = folder / f"{stem}.npy"
         if path.exists() or stem not in stems:
             continue

@@ -62,7 +62,7 @@ def write(path: str, size: int) -> float:
     return seconds
 
 
-def blas(n: int = 16384, tile: int = 6144) -> float:
+def blas(n: int, tile: int = 6144) -> float:
     """Seconds that a product of n x n would take at the rate of one of tile x tile in RAM."""
     a = np.random.default_rng(0).random((tile, tile), dtype="float32")
     np.matmul(a[:512], a)
@@ -121,7 +121,7 @@ def main(work: str, data: str, out: str, limit: int = 0) -> float:
         share = size / os.path.getsize(f"{data}/{stem}.npy")
         return rounds * share * read(f"{data}/{stem}.npy") + written * write(f"{out}/floor", size)
     if work == "matmul":
-        return blas()
+        return blas(len(np.load(f"{data}/a.npy", mmap_mode="r")))
     image = f"{data}/image.npy"
     return in_ram_filter(image) + read(image) + write(f"{out}/floor", os.path.getsize(image))
 

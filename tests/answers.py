@@ -7,8 +7,7 @@ from outsize.core.fitting import FitPlan
 from outsize.core.footprint import Amount, Footprint, Layers, Phase
 from outsize.core.memory import HOST, Allowance, Part, Pool
 from outsize.core.noun import Known
-from outsize.core.plan import Peak, Step
-from outsize.core.recording import (
+from outsize.core.outcomes.recording import (
     AllocatorSample,
     Finding,
     GpuSample,
@@ -20,6 +19,7 @@ from outsize.core.recording import (
     Recording,
     Sample,
 )  # fmt: skip
+from outsize.core.plan import Peak, Step
 
 MiB, GiB = 2**20, 2**30
 

@@ -88,6 +88,7 @@ def lint_imports(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
 
 PLANTED = {
     "outsize.core.planted": "outsize.machine",
+    "outsize.core.plan": "outsize.core.outcomes.outcome",
     "outsize.compression.method": "outsize.compression.search",
     "outsize.model.kernels.call_events": "outsize.model.tracing.ledger",
     "outsize.model.tracing.ledger": "outsize.model.tracing.tracer",
@@ -104,6 +105,7 @@ PLANTED = {
     "outsize.monitor.processes.tree": "outsize.monitor.processes.follower",
     "outsize.monitor.leaks.census": "outsize.monitor.leaks.describe",
     "outsize.report.html.parts": "outsize.report.html.plan",
+    "outsize.report.text.layout": "outsize.report.html.page",
     "outsize.model.fitting.plan.facts": "outsize.model.fitting.plan.remedies",
     "outsize.model.fitting.run.recompute": "outsize.model.fitting.run.runner",
     "outsize.model.fitting.move.mover": "outsize.model.fitting.move.ring",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -113,3 +114,17 @@ def test_a_full_disk_under_the_answer_is_one_sentence():
 
 def test_a_program_too_quick_to_be_read_is_not_said_to_hold_nothing():
     assert "peak 0 B" not in outsize("run", "--peak", "/bin/true").stderr
+
+
+def test_help_has_each_verb_beside_its_line_and_says_where_to_begin():
+    shown = outsize("--help").stdout
+    for verb, line in VERBS.items():
+        assert re.search(rf"^    {verb} +{re.escape(line.split()[0])} ", shown, re.M), verb
+    assert shown.rstrip().endswith("New here: outsize tour. Options and examples of a verb: outsize VERB --help")
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("words", [["memory", "--card", "rtx4090"], ["size", "3,4", "--colour"]])
+def test_an_option_that_a_verb_lacks_leads_to_the_help_of_that_verb(words, capsys):
+    assert main(words) == 2
+    assert f"(see outsize {words[0]} --help)" in capsys.readouterr().err

@@ -214,3 +214,23 @@ def test_what_hangs_on_a_guess_exits_with_one_unless_it_is_trusted(folder, capsy
     assert main(words) == 1
     assert "may fit" in capsys.readouterr().out.splitlines()[0]
     assert main([*words, "--trust"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "traced"),
+    [("batch=32", (16, 32, 64)), ("batch", (1, 2, 16)), ("device='cuda'", ()), ("batch=None", ()), ("", ())],
+)
+def test_a_function_is_called_with_its_own_batch_where_nobody_says_one(
+    arguments, traced, tmp_path, monkeypatch, capsys
+):
+    name = f"own_batch_{abs(hash(arguments))}"
+    rows = "batch or 4" if "batch" in arguments else "4"
+    (tmp_path / f"{name}.py").write_text(
+        f"import torch\ndef make({arguments}):\n"
+        f"    x = torch.zeros({rows}, 2**22, device='cuda')\n    return lambda: (x * 2).sum()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["estimate", f"{name}:make", "--card", "t4", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert tuple(size for growth in answer["growth"] for size, _ in growth["traced"]) == traced

@@ -11,7 +11,7 @@ from answers import footprint, recording
 from snapshots import make_snapshot
 
 from outsize.cli import main
-from outsize.core.watch_stream import encode, encode_head
+from outsize.core.outcomes.watch_stream import encode, encode_head
 
 
 def write_recording(path):

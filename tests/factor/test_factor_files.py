@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import outsize
 from outsize import BudgetError, InputError, StoreError
-from outsize.core.factoring import Spectrum
 from outsize.core.noun import Known
+from outsize.core.outcomes.factoring import Spectrum
 from outsize.factor import Factored
 from outsize.factor.formats import Narrow
 

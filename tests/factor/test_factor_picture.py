@@ -9,8 +9,8 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from rich.console import Console
 
-from outsize.core.factoring import Factoring, Spectrum
 from outsize.core.noun import Known
+from outsize.core.outcomes.factoring import Factoring, Spectrum
 from outsize.report import draw, renderable, to_json
 
 

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from outsize.core.recording import AllocatorSample, Finding, HostSample, Note, Sample
+from outsize.core.outcomes.recording import AllocatorSample, Finding, HostSample, Note, Sample
 from outsize.monitor.card_growth import CardGrowth, read_pools
 
 MiB = 2**20

@@ -1,9 +1,11 @@
 """`outsize watch` from outside: processes, the machine, commands and recordings; every trouble is one line."""
 
+import dataclasses
 import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import textwrap
@@ -11,9 +13,20 @@ import time
 import types
 from collections import Counter
 
+import answers
 import pytest
 
-from outsize.core.recording import GpuSample, Head, HostSample, ProcessSample, Recording, Sample
+from outsize.core.outcomes.rates import host_full_in
+from outsize.core.outcomes.recording import (
+    AllocatorSample,
+    GpuSample,
+    Head,
+    HostSample,
+    Note,
+    ProcessSample,
+    Recording,
+    Sample,
+)
 from outsize.core.units import format_seconds, parse_seconds
 from outsize.machine.fake import FakeMachine
 from outsize.monitor import outside as outside_module
@@ -179,6 +192,49 @@ def test_the_screen_fits_eighty_columns_without_colour():
     assert "container 1.54 GiB of 3.91 GiB (39%)" in text and "NVIDIA H200" in text and "50% busy" in text
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_lines_of_the_screen_end_between_two_facts(columns):
+    made = recording(rate=30 * MiB)
+    last = dataclasses.replace(
+        made.samples[-1],
+        allocators=(
+            AllocatorSample(
+                framework="torch", device="cuda:0", pid=123456, requested=512 * MiB, allocated=512 * MiB,
+                reserved=512 * MiB, fragments=512 * MiB,
+            ),
+        ),
+    )  # fmt: skip
+    text = render(dataclasses.replace(made, samples=(*made.samples[:-1], last)), columns, "RAM", False, color=False)
+    assert max(map(len, text.splitlines())) <= columns
+    facts = [fact for line in text.splitlines() for fact in re.split(r"\s{3,}", line.strip())]
+    assert {"fragments 512.00 MiB", "torch cuda:0 (pid 123456)", "shared 0 B", "50% busy"} <= set(facts)
+    assert any(re.fullmatch(r"full in .* at this rate", fact) for fact in facts)
+
+
+def test_forks_that_share_pages_hold_at_most_what_is_said_and_fill_nothing():
+    def forked(seconds, used):
+        host = HostSample(
+            rss=0, anonymous=seconds * 100 * MiB, shared=0, used=used, limit=4000 * MiB, limit_name="container"
+        )
+        return Sample(time=float(seconds), host=host)
+
+    steady = [forked(seconds, 500 * MiB) for seconds in range(60)]
+    assert host_full_in(steady) is None
+    growing = [forked(seconds, (500 + 10 * seconds) * MiB) for seconds in range(60)]
+    assert host_full_in(growing) == pytest.approx(291, abs=3)
+    made = dataclasses.replace(recording(), samples=tuple(steady))
+    assert "RAM  at most 5.76 GiB held" in render(made, 80, "RAM", False, color=False)
+    assert "at most" not in render(recording(), 80, "RAM", False, color=False)
+
+
+def test_a_low_terminal_keeps_the_keys(capsys, monkeypatch):
+    monkeypatch.setenv("LINES", "8")
+    monkeypatch.setenv("COLUMNS", "80")
+    Screen().show(recording())
+    shown = capsys.readouterr().out
+    assert shown.count("\n") == 7 and "q quit" in shown
+
+
 def test_the_screen_can_be_written_in_ascii():
     from outsize.cli.streams import prepare_streams
 
@@ -196,13 +252,41 @@ def test_the_processes_fit_a_terminal_of_forty_columns():
 
 
 def test_what_the_processes_hold_is_told_from_what_the_machine_uses():
-    from outsize.report.recording import draw_line
+    from outsize.report.text.recording import draw_line
 
     host = HostSample(rss=5, anonymous=MiB, shared=0, used=3 * MiB, limit=10 * MiB)
     line = draw_line(
-        Recording(head=Head(command=(), pid=None, started=0.0, interval=1.0), samples=(Sample(time=0.0, host=host),))
+        Recording(head=Head(command=(), pid=None, started=0.0, interval=1.0), samples=(Sample(time=0.0, host=host),)),
+        80,
     )
     assert "held    1.00 MiB  RAM in use 3.00 MiB of 10.00 MiB (30%)" in line
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_plain_lines_of_a_watch_fit_the_terminal_and_lose_nothing(columns):
+    from outsize.report.text.recording import draw_line, draw_news
+
+    samples = [
+        Sample(
+            time=12345.6 + second, step=123_456,
+            host=HostSample(rss=5, anonymous=second * MiB, shared=0, used=1000 * MiB, limit=1023 * MiB, limit_name="container"),
+            gpus=tuple(GpuSample(index=i, name="a card", used=1000 * MiB, free=0, total=1023 * MiB) for i in range(8)),
+        )
+        for second in range(900, 940)
+    ]  # fmt: skip
+    made = Recording(head=Head(command=(), pid=None, started=0.0, interval=1.0), samples=tuple(samples), complete=True)
+    finding = answers.recording().findings[0]
+    note = Note(time=0.0, text="run.watch is not written for now: No space left on device: the watch goes on " * 3)
+    line, *news = draw_line(made, columns), draw_news(finding, columns), draw_news(note, columns)
+    for text in (line, *news):
+        assert max(map(len, text.splitlines())) <= columns
+    words = re.split(r"\s{2,}", line.strip())
+    assert (
+        words == re.split(r"\s{2,}", draw_line(made, 10_000).strip()) and words[-1] == "step 123456" and len(words) > 11
+    )
+    assert " ".join(news[0].split()) == f"outsize: {' '.join(draw_news(finding, 10_000)[9:].split())}"
+    assert " ".join(news[1].split()) == f"outsize: {note.text}".strip()
+    assert draw_news(samples[0], columns) is None
 
 
 @pytest.mark.parametrize("words", [("--record", "/nowhere/x.watch"), ("--metrics", ":99999")])
@@ -420,7 +504,7 @@ def test_a_worker_that_copies_what_it_reads_is_told_from_one_that_only_grows():
 
 
 def test_page_cache_and_arenas_are_noted_as_no_leak():
-    from outsize.core.recording import AllocatorSample
+    from outsize.core.outcomes.recording import AllocatorSample
 
     growth = TreeGrowth()
     for number in (0, 1):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from outsize.core.errors import InputError, StoreError
 from outsize.core.memory import Holder
 from outsize.core.noun import from_plain, to_plain
-from outsize.core.recording import (
+from outsize.core.outcomes.recording import (
     AllocatorSample,
     Finding,
     GpuSample,
@@ -22,7 +22,7 @@ from outsize.core.recording import (
     ProcessSample,
     Sample,
 )
-from outsize.core.watch_stream import decode, encode, encode_head, newest
+from outsize.core.outcomes.watch_stream import decode, encode, encode_head, newest
 from outsize.monitor.history import History
 from outsize.monitor.recorder import Recorder, load
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outsize.core.rates import median_slope, seconds_until
+from outsize.core.outcomes.rates import median_slope, seconds_until
 from outsize.monitor.trend import FEWEST, LEAST, Point, find_trend, still_grows
 
 KiB = 1024

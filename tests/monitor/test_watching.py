@@ -15,8 +15,8 @@ import pytest
 
 import outsize
 from outsize.core.errors import InputError
-from outsize.core.recording import Finding, Mark, Sample
-from outsize.core.watch_stream import newest
+from outsize.core.outcomes.recording import Finding, Mark, Sample
+from outsize.core.outcomes.watch_stream import newest
 from outsize.monitor import publication
 from outsize.monitor.allocators import device_meters, read_allocators, read_malloc, read_small
 from outsize.monitor.leaks import inspection

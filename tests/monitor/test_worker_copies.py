@@ -5,7 +5,7 @@ import gc
 import numpy as np
 import pytest
 
-from outsize.core.recording import HostSample, ProcessSample, Sample
+from outsize.core.outcomes.recording import HostSample, ProcessSample, Sample
 from outsize.monitor.leaks.worker_data import find_worker_data
 from outsize.monitor.processes.tree import read_private, read_process
 from outsize.monitor.tree_growth import TreeGrowth

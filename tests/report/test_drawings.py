@@ -1,11 +1,15 @@
 """Every noun with a drawing shows the same numbers in text and HTML, whatever is in its names."""
 
+import ast
 import importlib
+import io
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
+import outsize
 from outsize import report
 from outsize.allocator import replay
 from outsize.core.allocation import AllocationEvent
@@ -76,3 +80,17 @@ def test_a_plan_shows_its_verdict_steps_and_smallest_budget():
 def test_the_first_drawing_leaves_pythons_random_numbers_alone():
     told = "import random, outsize; before = random.getstate(); str(outsize.size((2, 2), 'float32'))"
     subprocess.run([sys.executable, "-c", f"{told}; assert random.getstate() == before"], check=True)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_code_of_a_remedy_can_be_copied_from_a_narrow_terminal(width):
+    text = "Unable to allocate 5.87 GiB for an array with shape (3075200, 512) and data type float32"
+    console = Console(file=io.StringIO(), width=width, color_system=None, markup=False, highlight=False)
+    console.print(report.renderable(outsize.explain(text)))
+    lines = [line[14:].rstrip() for line in console.file.getvalue().splitlines()]
+    begin = next(number for number, line in enumerate(lines) if "outsize.open" in line)
+    end = next(number for number, line in enumerate(lines) if "y.save" in line)
+    shown = lines[max(0, begin - 1) : end + 1]
+    ast.parse("\n".join(line for line in shown if line[:1] in "xy#"))
+    assert all(line[:1] in ("x", "y", "#") for line in shown[1:]), shown
+    assert "nothing is loaded" in " ".join(shown) and "any array expression" in " ".join(shown)

@@ -1,6 +1,7 @@
 """Every noun that has a drawing: inside 60, 80, 120 and 200 columns, without colour, without UTF-8, and as a notebook's card."""
 
 import dataclasses
+import importlib
 import io
 import re
 
@@ -12,13 +13,14 @@ from rich.console import Console
 import outsize
 from outsize import report
 from outsize.cli.streams import prepare_streams
+from outsize.core.answers import KINDS, parse_answer
 from outsize.core.contents import Contents, StoredArray
 from outsize.core.footprint import Amount, Moment, WayOut
-from outsize.core.measured_peak import MeasuredPeak
 from outsize.core.memory import HOST, Part
 from outsize.core.noun import Known
-from outsize.core.outcome import Outcome
-from outsize.core.program_run import ProgramRun
+from outsize.core.outcomes.measured_peak import MeasuredPeak
+from outsize.core.outcomes.outcome import Outcome
+from outsize.core.outcomes.program_run import ProgramRun
 
 MiB = 2**20
 ARRAY = StoredArray(
@@ -94,3 +96,15 @@ def test_a_cell_of_a_notebook_shows_a_card_and_not_a_screen(make, tmp_path):
     assert 'class="outsize' in text and "<pre" not in text
     assert "http://" not in text.replace("http://www.w3.org", "") and "https://" not in text
     assert len(text) < 200_000
+
+
+@pytest.mark.parametrize("make", NOUNS.values(), ids=NOUNS)
+def test_what_a_verb_prints_as_json_is_read_back_by_report(make, tmp_path):
+    noun = make(tmp_path)
+    assert parse_answer(report.to_json(noun)) == noun
+
+
+def test_every_noun_that_is_drawn_can_be_read_back():
+    assert set(KINDS) == set(report.DRAWINGS)
+    for name, module in KINDS.items():
+        assert isinstance(getattr(importlib.import_module(f"outsize.core.{module}"), name), type)

@@ -9,7 +9,7 @@ import pytest
 from answers import array_plan, footprint, recording
 
 import outsize
-from outsize.core.recording import Finding, Mark
+from outsize.core.outcomes.recording import Finding, Mark
 from outsize.report.outputs.numbers import HELP, numbers
 from outsize.report.outputs.openmetrics import MetricsServer, parse_address, to_text
 from outsize.report.outputs.trace import to_trace

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from outsize.allocator.driver import Driver
 from outsize.allocator.model import AllocatorSettings, Model
-from outsize.allocator.pieces import FREE, SHIFT, USED, Home, Piece, segment_of
+from outsize.allocator.pieces import FREE, SHIFT, Home, Piece, segment_of
 from outsize.core.allocation import Segment
 from outsize.core.errors import InputError
 from outsize.core.units import MiB
@@ -78,10 +78,7 @@ class Bfc(Model[Piece]):
             return False
         if piece.size >= 2 * size or piece.size - size >= self.waste:
             self.home.add(piece.cut(size))
-        piece.state = USED
-        piece.id = id
-        piece.requested = requested
-        return self.hold(id, piece)
+        return self.hold(id, piece.use(id, requested))
 
     def free(self, id: int) -> None:
         """Take a chunk back and join it to its free neighbours."""

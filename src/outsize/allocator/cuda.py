@@ -64,10 +64,7 @@ class CudaCache(Model[Piece]):
             rest = piece.cut(size)
             rest.born = self.searches
             home.add(rest)
-        piece.state = USED
-        piece.id = id
-        piece.requested = requested
-        return self.hold(id, piece)
+        return self.hold(id, piece.use(id, requested))
 
     def free(self, id: int) -> None:
         """Take a block back and join it to its free neighbours."""

@@ -79,10 +79,7 @@ class Glibc(Model[Piece]):
             piece = self.cut(piece, leader)
         if piece.home is self.heap and piece.size - size >= SMALLEST:
             self.heap.add(self.cut(piece, size))
-        piece.state = USED
-        piece.id = id
-        piece.requested = requested
-        return self.hold(id, piece)
+        return self.hold(id, piece.use(id, requested))
 
     def free(self, id: int) -> None:
         """Unmap a mapped chunk, or join one of the heap to its free neighbours and trim the top."""

@@ -37,6 +37,11 @@ class Piece:
         self.born = 0
         """How often its pool had been searched when it became free."""
 
+    def use(self, id: int, requested: int) -> Piece:
+        """Hand this piece out."""
+        self.state, self.id, self.requested = USED, id, requested
+        return self
+
     def cut(self, size: int) -> Piece:
         """Shorten this piece to `size`; what was behind becomes a piece of its own."""
         rest = Piece(self.home, self.base, self.address + size, self.size - size, self.state)

@@ -21,22 +21,22 @@ from outsize.cli.streams import prepare_streams
 from outsize.core.errors import InputError, OutsizeError
 
 VERBS = {
+    "memory": "show the memory of this machine, what limits it, and who holds it",
+    "size": "show how many bytes tensors take, and where they fit",
+    "show": "show what is in a file: format, arrays, shapes, dtypes, bytes",
+    "explain": "explain why memory ran out and what to do: a message, a log, a CUDA snapshot",
+    "run": "run a Python program, and explain it if memory runs out",
+    "watch": "watch the memory of this machine, a process or a program, and say what grows and who keeps it",
+    "estimate": "show how much memory a training or inference step will take, without a card",
     "compute": "compute an array expression on files larger than memory, inside a budget",
     "convert": "rewrite an array in another dtype or format, and report the loss of accuracy",
     "decompose": "keep a tensor larger than memory as a few small factors, with a known error",
-    "show": "show what is in a file: format, arrays, shapes, dtypes, bytes",
     "shrink": "make a model smaller, and say what that costs on your data",
-    "memory": "show the memory of this machine, what limits it, and who holds it",
-    "size": "show how many bytes tensors take, and where they fit",
-    "estimate": "show how much memory a training or inference step will take, without a card",
-    "explain": "explain why memory ran out and what to do: a message, a log, a CUDA snapshot",
-    "run": "run a Python program, and explain it if memory runs out",
     "report": "make one HTML page of an answer (--json), a recording or a CUDA snapshot",
-    "watch": "watch the memory of this machine, a process or a program, and say what grows and who keeps it",
     "tour": "show what Outsize does, in under a minute",
     "completion": "print the lines that let a shell complete verbs and options: bash, zsh or fish",
 }
-"""Verb -> its help line, in the order they are listed."""
+"""Verb -> its help line, in the order they are listed: those that only look come first."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -56,6 +56,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the whole usage."""
         raise InputError(f"{message} (see {self.prog} --help)")
+
+
+class _Narrow(argparse.HelpFormatter):
+    """Help with room for the longest verb beside its line."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=16)
+        self._action_max_length = 14  # argparse forgets that verbs are indented twice
 
 
 _MEANT = {
@@ -105,7 +113,10 @@ def _dispatch(words: list[str]) -> int:
         return _welcome()
     verb = words[0] if words[0] in VERBS else None
     parser = build_parser(verb)
-    args = parser.parse_args(words)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        asked = "outsize" if verb is None else f"outsize {verb}"
+        raise InputError(f"unrecognized arguments: {' '.join(unknown)} (see {asked} --help)")
     if verb is None:
         parser.print_help()
         return 2
@@ -116,7 +127,10 @@ def build_parser(verb: str | None) -> argparse.ArgumentParser:
     """The parser with every verb's help line, and the arguments of the verb in use."""
     from outsize import __version__
 
-    parser = Parser(prog="outsize", description="Tensors and models that do not fit in memory.", allow_abbrev=False)
+    parser = Parser(
+        prog="outsize", description="Tensors and models that do not fit in memory.", allow_abbrev=False,
+        epilog="New here: outsize tour. Options and examples of a verb: outsize VERB --help", formatter_class=_Narrow,
+    )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"outsize {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", title="verbs")
     for name, line in VERBS.items():

@@ -184,6 +184,7 @@ def _from_script(args: argparse.Namespace, common: dict[str, Any]) -> Any:
 def _from_function(args: argparse.Namespace, common: dict[str, Any]) -> Any:
     maker = load(args.target)
     takes = len(inspect.signature(maker).parameters)
+    batch = args.batch or _usual_batch(maker)
     if args.batch is not None and not takes:
         raise InputError(f"{args.target} takes no argument, so --batch cannot change it: give it one, the batch size")
     if args.seq is not None and takes < 2:
@@ -205,26 +206,36 @@ def _from_function(args: argparse.Namespace, common: dict[str, Any]) -> Any:
         return function(*rest)
 
     step.__name__ = args.target
-    if not takes:
+    if batch is None:
         footprint = estimate(step, build=build, **common)
     else:
-        footprint = estimate(step, build=build, batch=args.batch or 1, seq=args.seq, **common)
+        footprint = estimate(step, build=build, batch=batch, seq=args.seq, **common)
     if footprint.fits is not False or args.no_ways:
         return footprint
-    return dataclasses.replace(footprint, ways=measure_for_step(step, build, _sizes(args, takes), common))
+    return dataclasses.replace(footprint, ways=measure_for_step(step, build, _sizes(batch, args.seq), common))
 
 
-def _sizes(args: argparse.Namespace, takes: int) -> list[tuple[str, tuple[int, ...]]]:
+def _usual_batch(maker: Callable[..., Any]) -> int | None:
+    """The batch where nobody says one: the first parameter's default, 1 where it has none; None where there is no batch."""
+    first = next(iter(inspect.signature(maker).parameters.values()), None)
+    if first is None or first.kind is first.VAR_KEYWORD:
+        return None
+    if first.default is first.empty:
+        return 1
+    return first.default if type(first.default) is int and first.default > 0 else None
+
+
+def _sizes(batch: int | None, seq: int | None) -> list[tuple[str, tuple[int, ...]]]:
     """(name, arguments) of the sizes as given, and of smaller ones."""
-    if not takes:
+    if batch is None:
         return []
-    batch, rest = args.batch or 1, () if args.seq is None else (args.seq,)
+    rest = () if seq is None else (seq,)
     found = [("as given", (batch, *rest))]
     found += [
         (f"batch of {smaller}", (smaller, *rest)) for smaller in sorted({batch // 2, 1} - {0, batch}, reverse=True)
     ]
-    if rest and args.seq >= 2:
-        found.append((f"sequence of {args.seq // 2}", (batch, args.seq // 2)))
+    if seq is not None and seq >= 2:
+        found.append((f"sequence of {seq // 2}", (batch, seq // 2)))
     return found
 
 

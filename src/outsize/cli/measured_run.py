@@ -8,7 +8,7 @@ from types import TracebackType
 
 from outsize.core.contents import StoredArray
 from outsize.core.events import Event, Finished, Listener, Started
-from outsize.core.outcome import Outcome
+from outsize.core.outcomes.outcome import Outcome
 from outsize.core.plan import Plan
 from outsize.monitor.peak import PeakMeter
 from outsize.report.progress import terminal_listener

@@ -11,7 +11,7 @@ from outsize import report
 from outsize.core.answers import LARGEST, parse_answer, read_answer
 from outsize.core.errors import InputError
 from outsize.core.noun import Noun, write_text
-from outsize.core.recording import Recording
+from outsize.core.outcomes.recording import Recording
 from outsize.failure import explain
 from outsize.monitor.recorder import load
 

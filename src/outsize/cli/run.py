@@ -13,15 +13,14 @@ from outsize import report
 from outsize.core.errors import InputError
 from outsize.core.memory import Part
 from outsize.core.noun import Known
-from outsize.core.program_run import ProgramRun
-from outsize.core.recording import Finding, Note
+from outsize.core.outcomes.program_run import ProgramRun
 from outsize.failure.run import run as run_watched
 from outsize.monitor.outside import Outside
 from outsize.monitor.processes.tree import TreeReading
 from outsize.monitor.recorder import Item, Recorder
 from outsize.monitor.watched import NOTABLE, Watched, growth_by_line, thin
-from outsize.report.program_run import draw_course, say
-from outsize.report.recording import draw_finding
+from outsize.report.text.program_run import draw_course, say
+from outsize.report.text.recording import draw_news
 
 _LINES = 3
 """Lines of code that are named after a run that went well."""
@@ -107,10 +106,9 @@ def _watcher(
             for item in items:
                 for recorder in recorders:
                     recorder(item)
-                if isinstance(item, Finding):
-                    sys.stderr.write(f"outsize: {draw_finding(item)}\n")
-                elif isinstance(item, Note):
-                    sys.stderr.write(f"outsize: {item.text}\n")
+                news = draw_news(item, report.columns_of(sys.stderr, piped=80))
+                if news is not None:
+                    sys.stderr.write(f"{news}\n")
 
         def hear(tree: TreeReading) -> None:
             if not seen and tree.processes:

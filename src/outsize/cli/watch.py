@@ -16,14 +16,14 @@ from rich.text import Text
 
 from outsize import report
 from outsize.core.errors import InputError
-from outsize.core.recording import Finding, Mark, Note, Recording, Sample
+from outsize.core.outcomes.recording import Mark, Recording, Sample
+from outsize.core.outcomes.watch_stream import encode, encode_head, is_stream
 from outsize.core.units import parse_seconds
-from outsize.core.watch_stream import encode, encode_head, is_stream
 from outsize.monitor.launch import build_command, passing_signals, start
 from outsize.monitor.outside import Outside
 from outsize.monitor.recorder import Item, Recorder, check_writable, load
 from outsize.report.live import Screen, wait_for_key, whole_terminal
-from outsize.report.recording import draw_finding, draw_line
+from outsize.report.text.recording import draw_line, draw_news
 
 _FRAME = 1.0
 """Seconds between two drawings of the screen."""
@@ -218,16 +218,15 @@ def _json_lines(items: list[Item], pause: float) -> str | None:
 
 def _lines(every: float, outside: Outside, stream: TextIO) -> Show:
     """Lines for people. A program that we started has standard output for itself: ours go to standard error."""
-    due = [0.0]
+    due, columns = [0.0], report.columns_of(stream, piped=80)
 
     def show(items: list[Item], pause: float) -> str | None:
         for item in items:
-            if isinstance(item, Finding):
-                stream.write(f"outsize: {draw_finding(item)}\n")
-            elif isinstance(item, Note):
-                stream.write(f"outsize: {item.text}\n")
+            news = draw_news(item, columns)
+            if news is not None:
+                stream.write(f"{news}\n")
         if time.monotonic() >= due[0] and any(isinstance(item, Sample) for item in items):
-            stream.write(draw_line(outside.recording()) + "\n")
+            stream.write(draw_line(outside.recording(), columns) + "\n")
             due[0] = time.monotonic() + every
         stream.flush()
         time.sleep(pause)

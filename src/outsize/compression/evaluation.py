@@ -10,7 +10,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +92,15 @@ def evaluate(model: Any, subject: Subject) -> Measured:
     return _as_measured(found, fastest)
 
 
+def evaluate_hooked(subject: Subject, hooks: Collection[Any]) -> Measured:
+    """The loss of the user's model, seen by these hooks, which go afterwards."""
+    try:
+        return evaluate(subject.model, subject)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def join(measured: Iterable[Measured]) -> Measured:
     """Evaluations of several parts of the data as one."""
     found = list(measured)
@@ -121,13 +130,9 @@ def _as_numbers(found: Any) -> tuple[float, float]:
 def require_loss(subject: Subject) -> Measured:
     """The loss of the user's own model, which must be a number and come from the model."""
     asked: list[bool] = []
-    handles = [module.register_forward_hook(lambda *_: asked.append(True)) for module in subject.model.modules()]
-    try:
-        with in_users_code("loss(model, batch)"):
-            found = evaluate(subject.model, subject)
-    finally:
-        for handle in handles:
-            handle.remove()
+    hooks = [module.register_forward_hook(lambda *_: asked.append(True)) for module in subject.model.modules()]
+    with in_users_code("loss(model, batch)"):
+        found = evaluate_hooked(subject, hooks)
     if not math.isfinite(found.loss):
         raise InputError(
             "the loss of this model on this data is not a finite number: nothing can be measured against it"

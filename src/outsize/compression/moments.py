@@ -11,7 +11,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from outsize.compression.evaluation import evaluate
+from outsize.compression.evaluation import evaluate_hooked
 from outsize.compression.method import Subject
 from outsize.compression.weights import count_bytes
 
@@ -20,17 +20,13 @@ def input_moments(subject: Subject, layers: Mapping[str, int]) -> dict[str, Any]
     """Layer -> its second moments (a matrix, or the diagonal of one), for the layers (name -> inputs) that the loss reaches."""
     whole = sum(length**2 * 4 for length in layers.values()) <= count_bytes(subject.model)
     found: dict[str, Any] = {}
-    handles = [
+    hooks = [
         subject.model.get_submodule(name).register_forward_pre_hook(
             functools.partial(_add, found=found, name=name, whole=whole)
         )
         for name in layers
     ]
-    try:
-        evaluate(subject.model, subject)
-    finally:
-        for handle in handles:
-            handle.remove()
+    evaluate_hooked(subject, hooks)
     return found
 
 

@@ -15,7 +15,7 @@ from outsize.compression.evaluation import Measured
 from outsize.compression.judge import Judge, build
 from outsize.compression.method import Candidate, Subject
 from outsize.compression.weights import count_bytes, own_parameters
-from outsize.core.shrinking import ShrinkCandidate
+from outsize.core.outcomes.shrinking import ShrinkCandidate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

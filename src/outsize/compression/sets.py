@@ -19,7 +19,7 @@ from outsize.compression.healing import Healing, heal
 from outsize.compression.judge import Judge, build
 from outsize.compression.method import Candidate, Subject
 from outsize.compression.search import Trial, walk
-from outsize.core.shrinking import ShrinkSet
+from outsize.core.outcomes.shrinking import ShrinkSet
 
 HEALED = 3
 """Sets that are healed with all steps."""

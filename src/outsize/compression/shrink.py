@@ -28,7 +28,7 @@ from outsize.compression.structure import describe_difference
 from outsize.compression.training_bytes import count_step
 from outsize.compression.weights import share
 from outsize.core.errors import BudgetError, InputError
-from outsize.core.shrinking import Shrinking, ShrinkSet
+from outsize.core.outcomes.shrinking import Shrinking, ShrinkSet
 from outsize.core.units import format_bytes
 from outsize.model.torch_port.parts import require_torch
 

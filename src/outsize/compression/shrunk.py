@@ -10,7 +10,7 @@ from typing import Any
 from outsize.compression import files
 from outsize.compression.narrow_state import make_narrow
 from outsize.compression.training_bytes import BITS
-from outsize.core.shrinking import Shrinking
+from outsize.core.outcomes.shrinking import Shrinking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -15,11 +15,11 @@ from outsize.core.errors import InputError, StoreError
 from outsize.core.noun import Noun, from_plain
 
 KINDS = {
-    "Contents": "contents", "Conversion": "conversion", "FootprintChange": "footprint_change", "MeasuredPeak": "measured_peak",
-    "Diagnosis": "failure", "FitPlan": "fitting", "Footprint": "footprint", "Outcome": "outcome", "Plan": "plan",
-    "ProgramRun": "program_run",
-    "Reading": "memory", "Receipt": "footprint", "Recording": "recording", "Replay": "allocation", "Sizing": "sizing",
-    "Shrinking": "shrinking", "Simulation": "simulation",
+    "Contents": "contents", "Conversion": "outcomes.conversion", "Diagnosis": "failure", "Factoring": "outcomes.factoring",
+    "FitPlan": "fitting", "Footprint": "footprint", "FootprintChange": "footprint_change",
+    "MeasuredPeak": "outcomes.measured_peak", "Outcome": "outcomes.outcome", "Plan": "plan",
+    "ProgramRun": "outcomes.program_run", "Reading": "memory", "Receipt": "footprint", "Recording": "outcomes.recording",
+    "Replay": "allocation", "Shrinking": "outcomes.shrinking", "Simulation": "simulation", "Sizing": "sizing",
 }  # fmt: skip
 """Name of a noun that is an answer -> its module in `core`."""
 LARGEST = 256 * 2**20

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from outsize.core.allocator_history import AllocatorHistory
 from outsize.core.footprint import Moment
 from outsize.core.memory import Part
 from outsize.core.noun import Known, Noun
+from outsize.core.outcomes.allocator_history import AllocatorHistory
 
 
 class Exactness(enum.StrEnum):

@@ -19,9 +19,9 @@ from outsize.array.run.now import make_now
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.events import Listener, default_listener
 from outsize.core.extras import need
-from outsize.core.factoring import Spectrum
 from outsize.core.memory import Budget
 from outsize.core.noun import Known
+from outsize.core.outcomes.factoring import Spectrum
 from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
 from outsize.engine.cluster import current_cluster

@@ -22,9 +22,9 @@ from outsize.array.api.lazy import Array
 from outsize.array.graph.build import source
 from outsize.array.store.base import Block
 from outsize.core.errors import InputError
-from outsize.core.factoring import Factoring, Spectrum
 from outsize.core.memory import HOST
 from outsize.core.noun import Known
+from outsize.core.outcomes.factoring import Factoring, Spectrum
 from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
 from outsize.factor.facts import Facts

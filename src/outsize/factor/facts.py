@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from outsize.core.factoring import Spectrum
 from outsize.core.noun import Known
+from outsize.core.outcomes.factoring import Spectrum
 from outsize.core.plan import Plan
 
 

@@ -28,8 +28,8 @@ from outsize.array.store.options import DEFAULT, Options
 from outsize.array.store.registry import describe_sink, open_store
 from outsize.core.errors import BudgetError, InputError, StoreError
 from outsize.core.events import default_listener
-from outsize.core.factoring import Spectrum
 from outsize.core.noun import Known, to_plain
+from outsize.core.outcomes.factoring import Spectrum
 from outsize.core.units import format_bytes
 from outsize.factor.factored import Factored
 from outsize.factor.facts import Facts

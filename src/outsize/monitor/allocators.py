@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from outsize.core.recording import HOST_DEVICE, AllocatorSample
+from outsize.core.outcomes.recording import HOST_DEVICE, AllocatorSample
 
 _BLOCK = 64
 """Bytes that one of Python's small blocks is taken to have: they are counted, not measured."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from outsize.core.recording import Finding, Note, Sample
+from outsize.core.outcomes.recording import Finding, Note, Sample
 from outsize.core.units import format_bytes
 from outsize.monitor.trend import FEWEST, Point, Trend, find_trend
 

@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from outsize.core.recording import GpuSample
+from outsize.core.outcomes.recording import GpuSample
 from outsize.machine import current_system
 from outsize.machine.gpu import INSTALL, read_holders, text_of, visible_devices
 from outsize.monitor.allocators import torch_devices

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from outsize.core.recording import HOST_DEVICE, Finding
-from outsize.core.watch_stream import is_part_of
+from outsize.core.outcomes.recording import HOST_DEVICE, Finding
+from outsize.core.outcomes.watch_stream import is_part_of
 from outsize.monitor.allocators import device_meters, read_malloc, read_small, size_small
 from outsize.monitor.leaks.inspection import Inspection
 from outsize.monitor.main_thread import run_in_main_thread

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from outsize.core.noun import Noun
-from outsize.core.rates import held_bytes
-from outsize.core.recording import HOST_DEVICE, Finding, Head, Mark, Note, Recording, Sample
-from outsize.core.watch_stream import newest
+from outsize.core.outcomes.rates import held_bytes
+from outsize.core.outcomes.recording import HOST_DEVICE, Finding, Head, Mark, Note, Recording, Sample
+from outsize.core.outcomes.watch_stream import newest
 
 _SAMPLES = 4096
 _OTHERS = 1000

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outsize.core.errors import InputError
-from outsize.core.rates import host_full_in
-from outsize.core.recording import AllocatorSample, Finding, Head, Mark, Note, Recording, Sample
+from outsize.core.outcomes.rates import host_full_in
+from outsize.core.outcomes.recording import AllocatorSample, Finding, Head, Mark, Note, Recording, Sample
 from outsize.core.units import format_seconds
 from outsize.machine import memory
 from outsize.monitor.history import History

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from outsize.core.measured_peak import MeasuredPeak
 from outsize.core.memory import HOST, Part, Pool
 from outsize.core.noun import Known
+from outsize.core.outcomes.measured_peak import MeasuredPeak
 from outsize.core.units import MiB, format_bytes
 from outsize.engine.heap import trim_heap
 from outsize.monitor.processes.tree import ProcessReading, read_process, read_tree

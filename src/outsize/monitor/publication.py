@@ -13,7 +13,7 @@ import stat
 from dataclasses import dataclass
 
 from outsize.core.noun import Noun, from_plain, to_plain
-from outsize.core.recording import AllocatorSample, Finding, Note
+from outsize.core.outcomes.recording import AllocatorSample, Finding, Note
 
 LARGEST = 2**20
 """Bytes of the largest file that is read."""

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 
 from outsize.core.errors import InputError, MissingPath, StoreError
-from outsize.core.recording import Finding, Head, Mark, Note, Recording, Sample
-from outsize.core.watch_stream import LONGEST, decode, encode, encode_head, is_stream
+from outsize.core.outcomes.recording import Finding, Head, Mark, Note, Recording, Sample
+from outsize.core.outcomes.watch_stream import LONGEST, decode, encode, encode_head, is_stream
 
 Item = Sample | Mark | Finding | Note
 _RETRY = 5.0

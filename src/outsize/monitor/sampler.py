@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from outsize.core.memory import Limit
-from outsize.core.recording import AllocatorSample, HostSample, ProcessSample, Sample
+from outsize.core.outcomes.recording import AllocatorSample, HostSample, ProcessSample, Sample
 from outsize.machine import current_system
 from outsize.machine.cgroup import read_page_cache
 from outsize.machine.host import read_host, read_kib_table

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
-from outsize.core.rates import median_slope
-from outsize.core.recording import HOST_DEVICE, Finding, Sample
+from outsize.core.outcomes.rates import median_slope
+from outsize.core.outcomes.recording import HOST_DEVICE, Finding, Sample
 from outsize.core.units import format_bytes
 from outsize.monitor.leaks.worker_data import WorkerData, nothing_known
 from outsize.monitor.trend import LEAST, Trend

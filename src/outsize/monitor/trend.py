@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from outsize.core.rates import median_slope
-from outsize.core.recording import Finding
+from outsize.core.outcomes.rates import median_slope
+from outsize.core.outcomes.recording import Finding
 from outsize.core.units import format_bytes
 
 LEAST = 384 * 1024

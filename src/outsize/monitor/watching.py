@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from outsize.core.errors import InputError
-from outsize.core.recording import AllocatorSample, Finding, Head, Mark, Note, Recording, Sample
-from outsize.core.watch_stream import newest
+from outsize.core.outcomes.recording import AllocatorSample, Finding, Head, Mark, Note, Recording, Sample
+from outsize.core.outcomes.watch_stream import newest
 from outsize.machine import memory
 from outsize.monitor.allocators import largest_tensors, read_allocators
 from outsize.monitor.card_growth import CardGrowth, read_pools

@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from rich.console import Console, RenderableType
 from rich.rule import Rule
@@ -24,24 +24,24 @@ from rich.text import Text
 from outsize.core.noun import Noun, Skin, to_plain
 
 DRAWINGS = {
-    "Conversion": "outsize.report.conversion",
-    "Diagnosis": "outsize.report.diagnosis",
-    "Contents": "outsize.report.contents",
-    "Factoring": "outsize.report.factoring",
-    "FitPlan": "outsize.report.fitting",
-    "Footprint": "outsize.report.footprint",
-    "FootprintChange": "outsize.report.footprint_change",
-    "MeasuredPeak": "outsize.report.measured_peak",
-    "Outcome": "outsize.report.outcome",
-    "Plan": "outsize.report.plan",
-    "ProgramRun": "outsize.report.program_run",
-    "Reading": "outsize.report.reading",
-    "Receipt": "outsize.report.footprint",
-    "Recording": "outsize.report.recording",
-    "Replay": "outsize.report.replay",
-    "Shrinking": "outsize.report.shrinking",
-    "Simulation": "outsize.report.simulation",
-    "Sizing": "outsize.report.sizing",
+    "Conversion": "outsize.report.text.conversion",
+    "Diagnosis": "outsize.report.text.diagnosis",
+    "Contents": "outsize.report.text.contents",
+    "Factoring": "outsize.report.text.factoring",
+    "FitPlan": "outsize.report.text.fitting",
+    "Footprint": "outsize.report.text.footprint",
+    "FootprintChange": "outsize.report.text.footprint_change",
+    "MeasuredPeak": "outsize.report.text.measured_peak",
+    "Outcome": "outsize.report.text.outcome",
+    "Plan": "outsize.report.text.plan",
+    "ProgramRun": "outsize.report.text.program_run",
+    "Reading": "outsize.report.text.reading",
+    "Receipt": "outsize.report.text.footprint",
+    "Recording": "outsize.report.text.recording",
+    "Replay": "outsize.report.text.replay",
+    "Shrinking": "outsize.report.text.shrinking",
+    "Simulation": "outsize.report.text.simulation",
+    "Sizing": "outsize.report.text.sizing",
 }
 """Name of the noun's class -> the module whose `draw` draws it."""
 
@@ -114,11 +114,16 @@ def show_stop(number: int, stops: int, command: str, why: str, answers: Sequence
     show(Text())
 
 
+def columns_of(stream: TextIO, piped: int = 100) -> int:
+    """Columns of the terminal behind a stream; of one that is no terminal what COLUMNS says, or `piped`."""
+    if stream.isatty():
+        return min(200, shutil.get_terminal_size((100, 24)).columns)
+    given = os.environ.get("COLUMNS", "")
+    return min(200, int(given) if given.isdigit() and int(given) else piped)
+
+
 def _console(stderr: bool = False, **rest: Any) -> Console:
     """A console that prints where it is told to. In a notebook rich would show the text as the cell's output and
     return nothing. Here it must not: a notebook shows a noun through `_repr_html_`."""
-    stream = sys.stderr if stderr else sys.stdout
-    given = os.environ.get("COLUMNS", "")
-    piped = int(given) if given.isdigit() and int(given) else 100
-    width = min(200, shutil.get_terminal_size((100, 24)).columns if stream.isatty() else piped)
+    width = columns_of(sys.stderr if stderr else sys.stdout)
     return Console(stderr=stderr, width=width, force_jupyter=False, markup=False, highlight=False, **rest)

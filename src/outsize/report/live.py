@@ -18,8 +18,8 @@ from typing import Any
 
 from rich.console import Console
 
-from outsize.core.recording import Recording
-from outsize.report.recording import SORTS, draw_live
+from outsize.core.outcomes.recording import Recording
+from outsize.report.text.recording import SORTS, draw_live
 
 
 class Screen:
@@ -35,7 +35,9 @@ class Screen:
             return
         columns, rows = shutil.get_terminal_size((80, 24))
         text = render(recording, columns, self.sort, self.frozen, color=not self._plain)
-        lines = text.splitlines()[: rows - 1]
+        lines = text.splitlines()
+        if len(lines) >= rows:  # what does not fit is left out, but not the keys
+            lines = lines[: rows - 2] + lines[-1:]
         sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
         sys.stdout.flush()
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 import outsize  # noqa: E402
 from outsize.core.errors import InputError  # noqa: E402
 from outsize.core.units import MiB  # noqa: E402
-from outsize.model.estimation import calibration  # noqa: E402
+from outsize.model.estimation import calibration, growth  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -238,6 +238,19 @@ def test_growth_is_a_line_and_the_largest_batch_fits_where_one_more_does_not():
     found = footprint.largest[0]
     assert outsize.estimate(train, build=lambda: build(found.largest), budget="400MiB").fits is not False
     assert not outsize.estimate(train, build=lambda: build(found.largest + 2), budget="400MiB").fits
+
+
+@pytest.mark.parametrize("at", [1, 7, 32])
+def test_growth_that_segments_hide_is_found_in_larger_traces(at):
+    def play(size):
+        return (8192 * size + 25 * MiB + 20 * MiB - 1) // (20 * MiB) * 20 * MiB
+
+    line = growth.fit("batch", play, at, play(at))
+    assert line.each == pytest.approx(8192, rel=0.15)
+    rows = growth.largest(line, None, play)
+    assert all(0.85 * 8192 * row.largest <= row.capacity for row in rows if row.largest < growth.MOST)
+    flat = growth.fit("batch", lambda size: 40 * MiB, at, 40 * MiB)
+    assert flat.each == 1 and flat.traced[-1][0] >= growth.MOST
 
 
 def test_a_receipt_sets_a_run_beside_the_projection_and_widens_the_bound():

@@ -17,7 +17,7 @@ import numpy as np
 from outsize.array.store.base import Block, Buffer, Region, Store, round_up
 from outsize.array.store.io.narrow_floats import round_to_bfloat16
 from outsize.array.store.io.view import SeenStore
-from outsize.core.conversion import Precision
+from outsize.core.outcomes.conversion import Precision
 
 _SLICE = 16384
 """Elements measured at once."""

@@ -28,9 +28,9 @@ from outsize.array.store.io.chunks import choose_chunks
 from outsize.array.store.io.partial import hold
 from outsize.array.store.options import as_numpy, split_key
 from outsize.array.store.registry import describe_sink, is_bfloat16, open_store
-from outsize.core.conversion import Conversion, Precision
 from outsize.core.errors import InputError
 from outsize.core.events import Listener
+from outsize.core.outcomes.conversion import Conversion, Precision
 from outsize.core.units import KiB
 from outsize.engine.cluster import current_cluster
 

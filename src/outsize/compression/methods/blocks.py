@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from outsize.compression.evaluation import evaluate
+from outsize.compression.evaluation import evaluate_hooked
 from outsize.compression.method import Candidate, Stage, Subject
 from outsize.compression.skipped import make_skipped
 from outsize.compression.weights import get, own_parameters, put
@@ -76,14 +76,10 @@ def _outputs(subject: Subject) -> dict[str, bool]:
         else:
             unfit.add(name)
 
-    handles = [
+    hooks = [
         block.register_forward_hook(functools.partial(look, name=name)) for name, block in find_blocks(subject.model)
     ]
-    try:
-        evaluate(subject.model, subject)
-    finally:
-        for handle in handles:
-            handle.remove()
+    evaluate_hooked(subject, hooks)
     return {name: gives for name, gives in found.items() if name not in unfit}
 
 

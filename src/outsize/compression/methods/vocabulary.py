@@ -12,7 +12,7 @@ from typing import Any
 
 from outsize.compression.codecs import Rows
 from outsize.compression.derived import as_parameters, derive
-from outsize.compression.evaluation import evaluate
+from outsize.compression.evaluation import evaluate_hooked
 from outsize.compression.method import Candidate, Stage, Subject
 from outsize.compression.weights import get
 from outsize.core.failure import Exactness
@@ -68,12 +68,8 @@ def _used_rows(subject: Subject) -> dict[str, Any]:
             found[name] = seen if name not in found else torch.cat([found[name], seen]).unique()
 
     tables = {name: module for name, module in subject.model.named_modules() if type(module) is torch.nn.Embedding}
-    handles = [module.register_forward_pre_hook(functools.partial(look, name=name)) for name, module in tables.items()]
-    try:
-        evaluate(subject.model, subject)
-    finally:
-        for handle in handles:
-            handle.remove()
+    hooks = [module.register_forward_pre_hook(functools.partial(look, name=name)) for name, module in tables.items()]
+    evaluate_hooked(subject, hooks)
     return found
 
 

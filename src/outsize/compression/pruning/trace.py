@@ -8,14 +8,14 @@ connections, shared weights, functions and autograd functions of the user's own 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from outsize.compression.pruning.axes import Axis, freeze, size_of
 from outsize.compression.pruning.call import Axes, Call, fresh
 from outsize.compression.pruning.rules import RULES, Rule, opaque, pointwise
-from outsize.model.torch_port.dispatch import arguments_of, decomposition_of, dispatch_mode
+from outsize.model.torch_port.dispatch import arguments_of, decomposition_of, dispatch_mode, tensors_in
 from outsize.model.torch_port.objects import storage_key
 
 OUTSIDE = "it comes from outside the model"
@@ -33,20 +33,6 @@ class Trace:
     """Module -> axes of all tensors that its own operators took or gave."""
     outputs: list[tuple[str, list[Axes]]] = field(default_factory=list)
     """(module, axes of the tensors that it gave), for each call of a module, in order of their ends."""
-
-
-def tensors_in(value: Any) -> Iterator[Any]:
-    """All tensors in nested tuples, lists and tables."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from tensors_in(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from tensors_in(inner)
 
 
 def trace(model: Any, run: Callable[[], Any], through_norms: bool) -> Trace:

@@ -16,8 +16,9 @@ import numpy as np
 
 from outsize.compression.pruning.axes import Axis, Dim, Kept, Product, Sum, dims_of, freeze, left_of, look, size_of
 from outsize.compression.pruning.removal import Fix, masked, remove, replace, select
-from outsize.compression.pruning.trace import Trace, tensors_in
+from outsize.compression.pruning.trace import Trace
 from outsize.compression.weights import get, share
+from outsize.model.torch_port.dispatch import tensors_in
 from outsize.model.torch_port.objects import parameter_table
 
 MOST_TRIALS = 40

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import outsize.allocator as allocator
 from outsize.core.allocation import AllocationEvent
-from outsize.core.allocator_history import AllocatorHistory
 from outsize.core.errors import InputError
 from outsize.core.failure import Cause, CauseName, Diagnosis, Evidence, Failure
 from outsize.core.footprint import Moment
 from outsize.core.memory import Part
 from outsize.core.noun import Known
+from outsize.core.outcomes.allocator_history import AllocatorHistory
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import Case
 from outsize.failure.explain import diagnose, explain_text

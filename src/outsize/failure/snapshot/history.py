@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from outsize.core.allocator_history import AllocatorHistory, HeldBlock, HeldSegment, LineAtPeak, LineLayer
+from outsize.core.outcomes.allocator_history import AllocatorHistory, HeldBlock, HeldSegment, LineAtPeak, LineLayer
 from outsize.failure.snapshot.load import LONGEST_STACK, frames_of
 from outsize.failure.snapshot.state import device_of, is_private, line_of
 

@@ -16,6 +16,7 @@ from outsize.core.cards import CARDS, Card
 from outsize.core.errors import InputError
 from outsize.core.footprint import Growth, Largest
 from outsize.core.noun import Known
+from outsize.core.units import MiB
 from outsize.model.estimation.pressure import gets_through
 from outsize.model.estimation.replayed_steps import ReplayedSteps
 
@@ -30,6 +31,10 @@ run may fit into a little less than the capacity and fail with all of it."""
 STEPS = 2
 """Steps that are traced to see how the peak grows: the second one has gradients, states and activations together."""
 
+SEEN, FURTHER = 128 * MiB, 8
+"""Bytes by which the peak must have grown before a line is drawn, and how many times larger the next trace is until then:
+an allocator's segments of 20 MiB hide what small tensors add."""
+
 STRAIGHT = 0.05
 """How far the third trace may be from the line through the other two."""
 
@@ -41,6 +46,11 @@ def fit(name: str, play: Play, at: int, peak: int) -> Growth | None:
     reserved = {size: _reserved(played) for size, played in (*below, *above)} | {at: peak}
     if len(reserved) == 1:
         return None
+    while max(reserved.values()) - min(reserved.values()) < SEEN and max(reserved) < MOST:
+        further = _first_accepted(play, [FURTHER * max(reserved)])
+        if not further:
+            break
+        reserved |= {size: _reserved(played) for size, played in further}
     smaller, larger = min(reserved), max(reserved)
     each = max(1, (reserved[larger] - reserved[smaller]) // (larger - smaller))
     line = Growth(size=name, traced=(), fixed=reserved[smaller] - each * smaller, each=each, error=0.0)

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outsize.core.recording import HOST_DEVICE
+from outsize.core.outcomes.recording import HOST_DEVICE
 from outsize.monitor.leaks.frameworks import count_traces, is_traced_kind
 from outsize.monitor.leaks.retained import buffer_bytes
 from outsize.monitor.leaks.user_code import is_user_module, locals_of, user_frames, user_modules

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
-from outsize.core.recording import HOST_DEVICE, Finding
+from outsize.core.outcomes.recording import HOST_DEVICE, Finding
 from outsize.core.units import format_bytes
 from outsize.monitor.leaks.census import GRAPH_NODES
 from outsize.monitor.leaks.frameworks import is_array_of, library_of, traced_name

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from outsize.core.recording import Finding
+from outsize.core.outcomes.recording import Finding
 from outsize.core.units import format_bytes
 from outsize.monitor.leaks.assignments import find_assignment
 from outsize.monitor.leaks.census import Census, length_of, take_census

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
-from outsize.core.recording import HOST_DEVICE
+from outsize.core.outcomes.recording import HOST_DEVICE
 from outsize.monitor.leaks.frameworks import array_bytes, library_of
 
 _REACHED = 3000

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from outsize.core.recording import HOST_DEVICE
+from outsize.core.outcomes.recording import HOST_DEVICE
 from outsize.monitor.leaks.census import CACHE, GRAPH_NODES, Census, length_of
 from outsize.monitor.leaks.frameworks import is_traced_kind
 from outsize.monitor.leaks.retained import measure_each

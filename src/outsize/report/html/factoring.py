@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from html import escape
 
-from outsize.core.factoring import Factoring, Spectrum
-from outsize.report.factoring import facts_of, panel_title, shown_values, title_of
+from outsize.core.outcomes.factoring import Factoring, Spectrum
 from outsize.report.html.page import Page
+from outsize.report.text.factoring import facts_of, panel_title, shown_values, title_of
 
 KEPT, CUT = "#3d8bd9", "#9a9a9a"
 """Colours of what stays and what goes, on light and on dark."""

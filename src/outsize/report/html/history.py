@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outsize.core.allocator_history import AllocatorHistory, HeldSegment
+from outsize.core.outcomes.allocator_history import AllocatorHistory, HeldSegment
 from outsize.core.units import format_bytes
 from outsize.report.html.memory_map import MemoryMap, Row, Stretch
 from outsize.report.html.page import Page, Part

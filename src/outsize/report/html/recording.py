@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from outsize.core.recording import Finding, Recording, Sample
+from outsize.core.outcomes.recording import Finding, Recording, Sample
 from outsize.core.units import format_bytes
 from outsize.report.html.page import Page, Part
 from outsize.report.html.parts import Bar, Bars, Grid, Sentences, Verdict

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
-from outsize.core.shrinking import Shrinking
+from outsize.core.outcomes.shrinking import Shrinking
 from outsize.core.units import format_bytes
 from outsize.report.html.page import Page
-from outsize.report.shrinking import TITLES, cells_of, headline, points_of, span_of
+from outsize.report.text.shrinking import TITLES, cells_of, headline, points_of, span_of
 
 WIDE, HIGH = 420, 200
 """Pixels of the picture."""

@@ -7,22 +7,22 @@ from collections.abc import Callable
 from typing import Any
 
 from outsize.core.contents import Contents
-from outsize.core.conversion import Conversion
-from outsize.core.measured_peak import MeasuredPeak
 from outsize.core.memory import PoolReading, Reading
-from outsize.core.outcome import Outcome
-from outsize.core.program_run import ProgramRun
+from outsize.core.outcomes.conversion import Conversion
+from outsize.core.outcomes.measured_peak import MeasuredPeak
+from outsize.core.outcomes.outcome import Outcome
+from outsize.core.outcomes.program_run import ProgramRun
 from outsize.core.sizing import Sizing
 from outsize.core.units import format_bytes
-from outsize.report.conversion import cost_rows
 from outsize.report.html.footprint import bars_of
 from outsize.report.html.page import Page, Part
 from outsize.report.html.parts import Bar, Bars, Grid, Sentences, Tone, Verdict
 from outsize.report.html.timeline import Layer, Timeline
-from outsize.report.outcome import closing, held
-from outsize.report.program_run import say
-from outsize.report.reading import limited_by
-from outsize.report.sizing import SMALL, places_of
+from outsize.report.text.conversion import cost_rows
+from outsize.report.text.outcome import closing, held
+from outsize.report.text.program_run import say
+from outsize.report.text.reading import limited_by
+from outsize.report.text.sizing import SMALL, places_of
 
 _TONES: dict[bool | None, Tone] = {True: "good", False: "bad", None: "unsure"}
 _WORDS = {True: "fits:", False: "does not fit:", None: "may fit:"}

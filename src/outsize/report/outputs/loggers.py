@@ -13,7 +13,7 @@ from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.core.noun import Noun
-from outsize.core.recording import Sample
+from outsize.core.outcomes.recording import Sample
 from outsize.report.outputs.numbers import numbers
 
 Listener = Callable[[Noun], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from outsize.core.recording import Sample
+from outsize.core.outcomes.recording import Sample
 
 
 class Number(NamedTuple):

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from outsize.core.errors import InputError, StoreError
 from outsize.core.noun import Noun
-from outsize.core.recording import Finding, Sample
+from outsize.core.outcomes.recording import Finding, Sample
 from outsize.report.outputs.numbers import HELP, Number, numbers
 
 TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"

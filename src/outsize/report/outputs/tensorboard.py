@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from outsize.core.extras import need
-from outsize.core.recording import Recording, Sample
+from outsize.core.outcomes.recording import Recording, Sample
 from outsize.report.outputs.numbers import numbers
 
 

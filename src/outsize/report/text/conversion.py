@@ -6,9 +6,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from outsize.core.conversion import Conversion, Precision
+from outsize.core.outcomes.conversion import Conversion, Precision
 from outsize.core.units import format_bytes
-from outsize.report.outcome import closing, held, took
+from outsize.report.text.outcome import closing, held, took
 
 
 def draw(conversion: Conversion) -> RenderableType:

@@ -1,4 +1,4 @@
-"""What drawings share: tables of plain rows, and drawings that depend on how wide the screen is."""
+"""What drawings share: tables of plain rows, folded lines, and drawings that depend on how wide the screen is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 
 def make_table(
@@ -21,6 +22,21 @@ def make_table(
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def fold(words: Iterable[str | Text], columns: int, gap: str = " ") -> Text:
+    """Words in lines that fit so many columns, all but the first indented. A word that is longer is not cut."""
+    folded, used = Text(), 0
+    for word in words:
+        if used and used + len(gap) + len(word) > columns:
+            folded.append("\n    ")
+            used = 4
+        elif used:
+            folded.append(gap)
+            used += len(gap)
+        folded.append(word)
+        used += len(word)
+    return folded
 
 
 class ByWidth:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from outsize.core.recording import Sample
+from outsize.core.outcomes.recording import Sample
 
 _LOOKED_AT = 1200
 """Samples that are looked at: two minutes at ten a second."""
@@ -59,9 +59,19 @@ def host_full_in(samples: Sequence[Sample]) -> float | None:
         return None
     last = samples[-1].host
     assert last.limit is not None and last.used is not None
-    watched = [(sample.time, held_bytes(sample)) for sample in samples[-_LOOKED_AT:]]
+    seen = samples[-_LOOKED_AT:]
+    if counted_twice(samples[-1]):
+        return seconds_until(
+            last.limit, [(sample.time, sample.host.used) for sample in seen if sample.host.used is not None]
+        )
+    watched = [(sample.time, held_bytes(sample)) for sample in seen]
     others = last.used - watched[-1][1]  # what else counts against the limit is taken as it is now
-    return seconds_until(last.limit - max(0, others), watched)
+    return seconds_until(last.limit - others, watched)
+
+
+def counted_twice(sample: Sample) -> bool:
+    """True where the watched processes seem to hold more than is used in all: pages that forks share count for each of them."""
+    return sample.host.used is not None and held_bytes(sample) > sample.host.used
 
 
 def gpu_full_in(samples: Sequence[Sample], index: int) -> float | None:

@@ -7,9 +7,9 @@ from rich.table import Table
 from rich.text import Text
 
 from outsize.core.memory import HOST
-from outsize.core.outcome import Outcome
+from outsize.core.outcomes.outcome import Outcome
 from outsize.core.units import format_bytes, format_seconds
-from outsize.report.layout import make_table
+from outsize.report.text.layout import make_table
 
 
 def draw(outcome: Outcome) -> RenderableType:

@@ -12,9 +12,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from outsize.core.shrinking import Shrinking, ShrinkSet
+from outsize.core.outcomes.shrinking import Shrinking, ShrinkSet
 from outsize.core.units import format_bytes
-from outsize.report.layout import ByWidth, make_table
+from outsize.report.text.layout import ByWidth, make_table
 
 HEIGHT = 10
 """Lines of the picture."""

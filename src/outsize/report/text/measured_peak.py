@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from outsize.core.measured_peak import MeasuredPeak
+from outsize.core.outcomes.measured_peak import MeasuredPeak
 from outsize.core.units import format_bytes
-from outsize.report.layout import make_table
+from outsize.report.text.layout import make_table
 
 _PLACES = {"host": "RAM"}
 

@@ -11,10 +11,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from outsize.core.factoring import Factoring, Spectrum
 from outsize.core.noun import Known
+from outsize.core.outcomes.factoring import Factoring, Spectrum
 from outsize.core.units import format_bytes
-from outsize.report.layout import ByWidth
+from outsize.report.text.layout import ByWidth
 
 HEIGHT = 6
 """Lines of a panel."""

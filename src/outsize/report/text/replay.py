@@ -7,7 +7,7 @@ from rich.text import Text
 
 from outsize.core.allocation import Replay, Segment
 from outsize.core.units import format_bytes
-from outsize.report.layout import make_table
+from outsize.report.text.layout import make_table
 
 MOST_SEGMENTS = 16
 """Segments drawn; the largest come first."""

@@ -11,7 +11,7 @@ from rich.text import Text
 from outsize.core.footprint import Footprint, Growth, Layers, Loading, Receipt
 from outsize.core.memory import Part
 from outsize.core.units import format_bytes
-from outsize.report.layout import ByWidth, make_table
+from outsize.report.text.layout import ByWidth, make_table
 
 MARKS = {
     "weights": ("W", "blue"), "buffers": ("B", "bright_blue"), "gradients": ("G", "magenta"), "optimizer state": ("O", "cyan"),

@@ -11,7 +11,7 @@ from rich.text import Text
 from outsize.core.memory import HOST
 from outsize.core.plan import Plan, Step
 from outsize.core.units import format_bytes
-from outsize.report.layout import ByWidth, make_table
+from outsize.report.text.layout import ByWidth, make_table
 
 WIDE, NARROW = 96, 72
 """Screen widths: from WIDE on all of a step's numbers are shown, below NARROW only the most important."""

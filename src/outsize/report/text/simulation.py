@@ -7,7 +7,7 @@ from rich.text import Text
 
 from outsize.core.simulation import Simulation
 from outsize.core.units import format_bytes
-from outsize.report.layout import make_table
+from outsize.report.text.layout import make_table
 
 
 def draw(made: Simulation) -> RenderableType:

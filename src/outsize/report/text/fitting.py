@@ -9,7 +9,7 @@ from rich.text import Text
 
 from outsize.core.fitting import FitPlan, Neighbour
 from outsize.core.units import format_bytes
-from outsize.report.layout import make_table
+from outsize.report.text.layout import make_table
 
 
 def draw(plan: FitPlan) -> RenderableType:

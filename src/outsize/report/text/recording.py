@@ -13,10 +13,19 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from outsize.core.rates import gpu_full_in, held_bytes, host_full_in
-from outsize.core.recording import AllocatorSample, Finding, GpuSample, HostSample, ProcessSample, Recording, Sample
+from outsize.core.outcomes.rates import counted_twice, gpu_full_in, held_bytes, host_full_in
+from outsize.core.outcomes.recording import (
+    AllocatorSample,
+    Finding,
+    GpuSample,
+    HostSample,
+    Note,
+    ProcessSample,
+    Recording,
+    Sample,
+)
 from outsize.core.units import format_bytes, format_seconds
-from outsize.report.layout import ByWidth
+from outsize.report.text.layout import ByWidth, fold
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _ROWS = 4
@@ -42,20 +51,30 @@ def draw_live(recording: Recording, columns: int, sort: str = "RAM", frozen: boo
     return Group(*_head(recording, last, columns, live=True), *_parts(recording, last, columns, sort), Text(), keys)
 
 
-def draw_line(recording: Recording) -> str:
-    """The last sample as one plain line."""
+def draw_line(recording: Recording, columns: int) -> str:
+    """The last sample as one plain line, or as several where the columns are few."""
     sample = recording.samples[-1]
     host = sample.host
-    words = [f"{sample.time:8.1f} s", f"held {format_bytes(held_bytes(sample)):>11}", _limit_words(host)]
     left = host_full_in(recording.samples)
-    words += [f"full in {format_seconds(left)} at this rate"] if left is not None else []
+    most = "at most " if counted_twice(sample) else ""
+    words = [f"{sample.time:8.1f} s", f"held {most}{format_bytes(held_bytes(sample)):>11}"]
+    words += (
+        [_limit_words(host)] if left is None else [_limit_words(host, share=False), f"full in ~{format_seconds(left)}"]
+    )
     words += [f"GPU {gpu.index} {format_bytes(gpu.used)} of {format_bytes(gpu.total)}" for gpu in sample.gpus]
     words += [f"step {sample.step}"] if sample.step is not None else []
-    return "  ".join(words)
+    return fold(words, columns, "  ").plain
 
 
-def draw_finding(finding: Finding) -> str:
-    """A finding as one plain line."""
+def draw_news(item: object, columns: int) -> str | None:
+    """A finding or a note as plain lines; None of anything else."""
+    if not isinstance(item, Finding | Note):
+        return None
+    text = _finding_words(item) if isinstance(item, Finding) else item.text
+    return fold(f"outsize: {text}".split(" "), columns).plain
+
+
+def _finding_words(finding: Finding) -> str:
     left = f"; full in {format_seconds(finding.full_in)} at this rate" if finding.full_in is not None else ""
     if finding.ended:
         return f"grows no longer: {finding.text}"
@@ -80,18 +99,21 @@ def _head(recording: Recording, sample: Sample, columns: int, live: bool) -> Ite
 def _parts(recording: Recording, sample: Sample, columns: int, sort: str = "RAM") -> Iterator[Text]:
     host = sample.host
     uss = next((one.host.uss for one in reversed(recording.samples) if one.host.uss is not None), None)
-    yield Text(
-        f"RAM  {format_bytes(held_bytes(sample))} held   RSS {format_bytes(host.rss)}   USS {format_bytes(uss)}   "
-        f"shared {format_bytes(host.shared)}"
-    )
-    yield _limit(recording, host)
+    most = "at most " if counted_twice(sample) else ""
+    held = [
+        f"RAM  {most}{format_bytes(held_bytes(sample))} held",
+        f"RSS {format_bytes(host.rss)}",
+        f"USS {format_bytes(uss)}",
+    ]
+    yield fold([*held, f"shared {format_bytes(host.shared)}"], columns, "   ")
+    yield _limit(recording, host, columns)
     yield Text(f"swap {format_bytes(host.swap)}   page cache {format_bytes(host.page_cache)} (freed before a kill)")
     yield Text()
     yield from draw_chart([(one.time, held_bytes(one)) for one in recording.samples], host.limit, columns)
     for gpu in sample.gpus:
-        yield from _gpu(recording, gpu)
+        yield from _gpu(recording, gpu, columns)
     for allocator in sample.allocators:
-        yield _allocator(allocator)
+        yield _allocator(allocator, columns)
         yield from (Text(f"    {line}", style="dim") for line in allocator.tensors)
     yield from _processes(sample, sort, columns)
     for finding in recording.findings:
@@ -99,19 +121,27 @@ def _parts(recording: Recording, sample: Sample, columns: int, sort: str = "RAM"
         yield Text(f"! {finding.text}.{left}", style="bold red")
         yield Text(f"  {finding.advice}")
     for note in recording.notes[-6:]:
-        yield Text(f"- {note.text}", style="yellow")
+        yield Text(f"- after {note.time:.0f} s: {note.text}", style="yellow")
 
 
-def _limit(recording: Recording, host: HostSample) -> Text:
-    left = host_full_in(recording.samples)
-    full = (f"   full in {format_seconds(left)} at this rate", "bold red") if left is not None and left < 86400 else ""
-    return Text.assemble(_bar(host.used, host.limit), " ", _limit_words(host), full)
+def _limit(recording: Recording, host: HostSample, columns: int) -> Text:
+    used = Text.assemble(_bar(host.used, host.limit), " ", _limit_words(host))
+    return fold([used, *_full_words(host_full_in(recording.samples))], columns, "   ")
 
 
-def _limit_words(host: HostSample) -> str:
-    share = f" ({host.used / host.limit:.0%})" if host.used is not None and host.limit else ""
+def _full_words(left: float | None) -> list[Text]:
+    """When it is full at the present rate, where that is within a day."""
+    return (
+        [Text(f"full in {format_seconds(left)} at this rate", style="bold red")]
+        if left is not None and left < 86400
+        else []
+    )
+
+
+def _limit_words(host: HostSample, share: bool = True) -> str:
+    part = f" ({host.used / host.limit:.0%})" if share and host.used is not None and host.limit else ""
     name = "RAM in use" if host.limit_name == "RAM" else host.limit_name  # beside what the watched processes hold
-    return f"{name} {format_bytes(host.used)} of {format_bytes(host.limit)}{share}"
+    return f"{name} {format_bytes(host.used)} of {format_bytes(host.limit)}{part}"
 
 
 def _bar(used: int | None, total: int | None, width: int = 12) -> Text:
@@ -156,23 +186,22 @@ def _bins(held: Sequence[tuple[float, int]], width: int) -> list[int]:
     return filled
 
 
-def _gpu(recording: Recording, gpu: GpuSample) -> Iterator[Text]:
-    left = gpu_full_in(recording.samples, gpu.index)
-    full = f"   full in {format_seconds(left)} at this rate" if left is not None and left < 86400 else ""
-    busy = f"   {gpu.utilisation:.0%} busy" if gpu.utilisation is not None else ""
-    words = f" {format_bytes(gpu.used)} of {format_bytes(gpu.total)}{busy}"
-    yield Text.assemble((f"GPU {gpu.index} {gpu.name} ", "bold"), _bar(gpu.used, gpu.total), words, (full, "bold red"))
+def _gpu(recording: Recording, gpu: GpuSample, columns: int) -> Iterator[Text]:
+    used = f" {format_bytes(gpu.used)} of {format_bytes(gpu.total)}"
+    words = [Text.assemble((f"GPU {gpu.index} {gpu.name} ", "bold"), _bar(gpu.used, gpu.total), used)]
+    words += [Text(f"{gpu.utilisation:.0%} busy")] if gpu.utilisation is not None else []
+    yield fold([*words, *_full_words(gpu_full_in(recording.samples, gpu.index))], columns, "   ")
     for holder in gpu.holders[:4]:
         yield Text(f"    pid {holder.pid} {holder.name or '-'}   {format_bytes(holder.bytes)}")
 
 
-def _allocator(allocator: AllocatorSample) -> Text:
+def _allocator(allocator: AllocatorSample, columns: int) -> Text:
     numbers = {
         "requested": allocator.requested, "allocated": allocator.allocated, "reserved": allocator.reserved,
         "fragments": allocator.fragments,
     }  # fmt: skip
-    words = "   ".join(f"{name} {format_bytes(value)}" for name, value in numbers.items() if value is not None)
-    return Text(f"{allocator.framework} {allocator.device} (pid {allocator.pid})   {words}")
+    words = [f"{name} {format_bytes(value)}" for name, value in numbers.items() if value is not None]
+    return fold([f"{allocator.framework} {allocator.device} (pid {allocator.pid})", *words], columns, "   ")
 
 
 def _processes(sample: Sample, sort: str, columns: int) -> Iterator[Text]:

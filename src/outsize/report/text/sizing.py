@@ -9,7 +9,7 @@ from rich.text import Text
 
 from outsize.core.sizing import Alternative, Place, Sizing
 from outsize.core.units import format_bytes
-from outsize.report.layout import make_table
+from outsize.report.text.layout import make_table
 
 SMALL = 2**20
 """Bytes below which no smaller form is shown: nothing is won by it."""

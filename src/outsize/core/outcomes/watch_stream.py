@@ -16,7 +16,7 @@ from typing import Any
 
 from outsize.core.errors import StoreError
 from outsize.core.noun import Noun, from_plain, to_plain
-from outsize.core.recording import Finding, Head, Mark, Note, Recording, Sample
+from outsize.core.outcomes.recording import Finding, Head, Mark, Note, Recording, Sample
 
 VERSION = 1
 KINDS: dict[str, type[Noun]] = {"sample": Sample, "mark": Mark, "finding": Finding, "note": Note}

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from outsize.core.contents import Contents, StoredArray
 from outsize.core.units import format_bytes
-from outsize.report.layout import make_table
+from outsize.report.text.layout import make_table
 
 
 def draw(contents: Contents) -> RenderableType:

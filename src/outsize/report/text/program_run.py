@@ -8,10 +8,10 @@ import shlex
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from outsize.core.program_run import ProgramRun
+from outsize.core.outcomes.program_run import ProgramRun
 from outsize.core.units import format_bytes, format_seconds
-from outsize.report.layout import ByWidth
-from outsize.report.recording import draw_chart
+from outsize.report.text.layout import ByWidth
+from outsize.report.text.recording import draw_chart
 
 _SHORT = 5
 """A course of fewer readings is no picture."""

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from outsize.core.memory import Arena, PoolReading, Reading
 from outsize.core.units import format_bytes
-from outsize.report.layout import make_table
+from outsize.report.text.layout import make_table
 
 
 def draw(reading: Reading) -> RenderableType:

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from outsize.core.footprint_change import Change, FootprintChange
 from outsize.core.units import format_bytes
-from outsize.report.layout import make_table
+from outsize.report.text.layout import make_table
 
 MOST = 6
 """Rows of each table."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
+from functools import partial
+
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -9,6 +13,7 @@ from rich.text import Text
 
 from outsize.core.failure import Cause, Diagnosis, Evidence, Remedy
 from outsize.core.units import format_bytes
+from outsize.report.text.layout import ByWidth
 
 _KINDS = {"message": "the message says", "machine": "the machine says", "inferred": "so"}
 
@@ -67,9 +72,27 @@ def _remedies(remedies: tuple[Remedy, ...]) -> RenderableType:
     for remedy in remedies:
         head = Text.assemble(remedy.name, (f"  ({remedy.exactness}; cost: {remedy.costs})", "dim"))
         table.add_row(
-            "-" if remedy.saves is None else format_bytes(remedy.saves), Group(head, Text(remedy.how, style="cyan"))
+            "-" if remedy.saves is None else format_bytes(remedy.saves),
+            Group(head, ByWidth(partial(_code, remedy.how))),
         )
     return table
+
+
+_COMMENTED = re.compile(r"(\s*)(\S.*?)\s{2,}# (.*)")
+
+
+def _code(how: str, columns: int) -> Text:
+    """Lines to copy. A comment that has no room behind its line stands above it: a terminal would break it into code."""
+    lines = []
+    for line in how.splitlines():
+        found = _COMMENTED.fullmatch(line)
+        if found is None or len(line) <= columns:
+            lines.append(line)
+            continue
+        indent, code, comment = found.groups()
+        lines += [f"{indent}# {part}" for part in textwrap.wrap(comment, max(20, columns - len(indent) - 2))]
+        lines.append(indent + code)
+    return Text("\n".join(lines), style="cyan")
 
 
 def _timeline(diagnosis: Diagnosis, width: int = 60) -> RenderableType:

@@ -1,0 +1,1 @@
+"""What happened, measured: of runs, decompositions, conversions, smaller models, programs that were watched."""

@@ -1,0 +1,1 @@
+"""The drawings: each noun as one rich renderable, which is its text."""
