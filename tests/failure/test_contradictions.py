@@ -29,6 +29,8 @@ EXTRA = {
     "asked_bytes": SIZES,
     "scope": st.sampled_from([None, "cgroup", "machine"]),
     "signal": st.sampled_from([None, "Killed", "Bus error"]),
+    "used_bytes": SIZES,
+    "sparsecore_used_bytes": SIZES,
     "max_seq_len": st.none() | st.integers(1, 10**6),
     "kv_tokens": st.none() | st.integers(1, 10**6),
     "max_model_len": st.none() | st.integers(1, 10**6),
@@ -80,6 +82,7 @@ def check(case):
     assert all(cause.certain or cause.decide for cause in causes if cause is not diagnosis.cause)
     for cause in causes:
         assert ": 0 B are missing" not in cause.text and "held 0 B" not in cause.text and "None" not in cause.text
+        assert not re.search(r"-[0-9.,]+ (?:[KMGT]i)?B\b", cause.text)  # nothing is missing by less than nothing
     assert diagnosis.remedies or diagnosis.cause.name == CauseName.WARNING
     for remedy in diagnosis.remedies:
         assert remedy.saves is None or remedy.saves > 0

@@ -66,7 +66,7 @@ def test_signs_of_the_text_decide_what_was_being_done(text, work):
         ("   82 yolo\n   83 route 79   1.0 BFLOPs\nCUDA Error: out of memory\ndarknet: ./src/cuda.c:36: check_error", CauseName.TRUE_NEED, "subdivisions"),
         ("F0101 syncedmem.cpp:7] Check failed: error == cudaSuccess (2 vs. 0)  out of memory", CauseName.TRUE_NEED, "prototxt"),
         ("training several models in a loop with keras\nOOM when allocating tensor with shape[32,900,900,8] and type float on /device:GPU:0",
-         CauseName.TRUE_NEED, "clear_session"),
+         CauseName.LEAK, "clear_session"),
         ("object_detection/model_lib_v2.py\nOOM when allocating tensor with shape[32,900,900,8] and type float on /device:GPU:0",
          CauseName.TRUE_NEED, "pipeline.config"),
         ("sklearn/decomposition/_pca.py\nUnable to allocate 9.00 GiB for an array with shape (1000000, 1208) and data type float64",

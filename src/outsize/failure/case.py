@@ -21,10 +21,10 @@ from outsize.core.spec import Spec
 from outsize.failure import signs
 from outsize.failure.advice import BITWISE, Framework
 from outsize.failure.framework import ALLOCATOR_SETTINGS, framework, list_variables
-from outsize.failure.growth import rise
 from outsize.failure.message.clean import clean
 from outsize.failure.program import Program, managers_of, places_of, programs_of
-from outsize.failure.work import Work, work_of
+from outsize.failure.shown import Shown
+from outsize.failure.work import Work
 
 CONTEXT = 3 * 2**29
 """Bytes that a CUDA context, its libraries and a desktop may hold beside an allocator before we speak of another process."""
@@ -43,13 +43,8 @@ DMESG = (
 """What decides where a message does not."""
 
 
-def _shown(sign: re.Pattern[str]) -> cached_property[bool]:
-    """Whether the text of a case has a sign."""
-    return cached_property(lambda case: sign.search(case.text) is not None)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(Shown):
     """A failure with everything that is known around it."""
 
     failure: Failure
@@ -68,19 +63,6 @@ class Case:
     """The most bytes of RAM the program held, where it was watched."""
     library: str | None = None
     """The framework for tensors that the process had loaded, where that is known."""
-
-    one_at_a_time = _shown(signs.ONE)
-    """True where the text shows that the batch is one already."""
-    spared_by_limit = _shown(signs.SPARED)
-    """True where the text shows that its container did not kill it."""
-    on_mac = _shown(signs.MAC)
-    """True where the text shows that it happened on a Mac."""
-    in_frames = _shown(signs.FRAMES)
-    """True where the traceback goes through pandas."""
-    loads_shards = _shown(signs.SHARDS)
-    """True where the weights of a model were being read into RAM."""
-    in_image_build = _shown(signs.BUILD)
-    """True where it happened while an image was built."""
 
     def extra(self, name: str) -> int | None:
         """A further byte count of the message that can be true."""
@@ -104,8 +86,9 @@ class Case:
         """The tensor that was asked for, where the message names it."""
         if self.failure.shape is None or self.failure.dtype is None:
             return None
+        double = self.failure.framework == "numpy" and self.failure.dtype == "float"  # Python's float has 64 bits
         try:
-            return Spec.of(self.failure.shape, self.failure.dtype)
+            return Spec.of(self.failure.shape, "float64" if double else self.failure.dtype)
         except InputError:
             return None
 
@@ -209,11 +192,19 @@ class Case:
     def half_of_batch(self) -> int | None:
         """Bytes of the tensor that half the batch would not need; 0 where its first axis cannot be halved."""
         shape = self.failure.shape
-        if self.makes_weights or (shape and shape[0] == 1):
+        if self.makes_weights or (shape and shape[0] == 1) or (self.on_device and self.one_at_a_time):
             return 0
         if self.spec is None:
             return None
         return self.spec.bytes // 2 if self.spec.shape and self.spec.shape[0] > 1 else 0
+
+    @cached_property
+    def smaller_sample(self) -> int | None:
+        """Bytes of the tensor that samples of half the height and width would not need, where one sample alone is large."""
+        spec = self.spec
+        if spec is None or not self.in_graph or len(spec.shape) < 3 or spec.bytes < spec.shape[0] * 2**30:
+            return None
+        return spec.bytes * 3 // 4
 
     @cached_property
     def mine(self) -> int | None:
@@ -326,11 +317,6 @@ class Case:
         return not self.on_host and (self.failure.device is not None or self.framework.accelerated)
 
     @cached_property
-    def work(self) -> Work:
-        """What the text shows was being done."""
-        return work_of(self.text)
-
-    @cached_property
     def programs(self) -> tuple[Program, ...]:
         """Whose program it was, as the text shows; a process that is known by name shows it too."""
         return programs_of(f"{self.text}\n{self.failure.process or ''}", self.failure.framework)
@@ -344,16 +330,6 @@ class Case:
     def places(self) -> tuple[Program, ...]:
         """Where it ran, as the text shows."""
         return places_of(self.text)
-
-    @cached_property
-    def grows(self) -> bool:
-        """True where the text says that it went well for a while: something is kept that should be let go."""
-        return self.rise is not None or signs.GROWS.search(self.text) is not None
-
-    @cached_property
-    def rise(self) -> tuple[int, int] | None:
-        """Bytes at the start and at the end of a log in the text that shows memory rising."""
-        return rise(self.text)
 
     @cached_property
     def multiplies(self) -> bool:
@@ -378,17 +354,7 @@ class Case:
             and self.work is not Work.UNKNOWN
             and signs.RAM.search(self.text) is None
         )
-        return kind or ("cuda" if self.on_device or used or signs.CARD.search(self.text) else "cpu")
-
-    @cached_property
-    def has_line(self) -> bool:
-        """True where a traceback already shows the line."""
-        return (
-            re.search(
-                r'File "[^"\n]{1,300}", line [0-9]|^[ \t]+\S[^\n]*\(.*\n\s*(?:\w+\.)*MemoryError', self.text, re.M
-            )
-            is not None
-        )
+        return kind or ("cuda" if self.on_device or used or self.names_card else "cpu")
 
     @cached_property
     def on_windows(self) -> bool:

@@ -42,6 +42,10 @@ class Program:
     """The framework without which it is not that program; empty for any."""
 
 
+IN_PYTHON = ("numpy", "pytorch", "tensorflow", "jax", "cupy", "pandas")
+"""Who fails inside a Python process: a server or an editor that the text names beside it is not what ran out."""
+
+
 def _read_program(row: Mapping[str, Any]) -> Program:
     advice = tuple(read_advice(way, **_USUAL[way.pop("where")]) for way in row["ways"])
     return Program(row["name"], re.compile("".join(row["signs"])), advice, row.get("only", ""))
@@ -55,7 +59,8 @@ def read_programs() -> dict[str, tuple[Program, ...]]:
 
 def programs_of(text: str, framework: str) -> tuple[Program, ...]:
     """Programs that the text shows, where that framework failed."""
-    rows = (row for kind in ("models", "data", "biology", "builds", "services") for row in read_programs()[kind])
+    kinds = ("models", "data", "biology", "builds", *(() if framework in IN_PYTHON else ("services",)))
+    rows = (row for kind in kinds for row in read_programs()[kind])
     return tuple(row for row in rows if row.only in ("", framework) and row.signs.search(text) is not None)
 
 

@@ -9,6 +9,11 @@ EXPANDABLE = re.compile(
     r"HIP_|NPU_)?ALLOC_CONF\W{1,8}expandable_segments:True",
     re.IGNORECASE,
 )
+CANNOT_GROW = re.compile(r"\(GPU [0-9]+; [^)]{0,200}(?:cached|reserved in total by PyTorch)\)")
+"""The message of a PyTorch before 2.1, whose segments cannot grow."""
+SPLIT = re.compile(r"max_split_size_mb")
+"""The setting that such a PyTorch names where it has it."""
+SPLIT_IS_SET = re.compile(r"max_split_size_mb[\"']?\s?[:=]\s?[0-9]")
 DENSE = re.compile(
     r"\.toarray\(|\.todense\(|_process_toarray|get_dummies|OneHotEncoder|one_hot|onehot|to_categorical\(|"
     r"sparse (?:matri|array|data|format|represent)|scipy\.sparse|\bcs[rc]_(?:matrix|array)|mostly zeros|稀疏",
@@ -36,6 +41,24 @@ WINDOWS = re.compile(
     r"WinError|\b[A-Z]:\\|\.\.\\|\w\.(?:dll|bat)\b|\bfatal error (?:LNK|C)1[0-9]{3}\b|: bad allocation\b|\bWindows 1[01]\b",
     re.IGNORECASE,
 )
+NARROW = re.compile(
+    r"\bPython ?[23]\.?[0-9]{1,2}-32\b|\b32[- ]?bits? (?:version of )?(?:python|anaconda|miniconda|interpreter)|"
+    r"python[^\n.]{0,20}\(?32[- ]bit|Program Files \(x86\)[\\/]+(?:\w+[\\/]+)?(?:Python|Anaconda|Miniconda)|MSC v\.[0-9]+ 32 bit|"
+    r"python-bits: 32\b|"
+    r"\barmv[67]l\b|\barmhf\b",
+    re.IGNORECASE,
+)
+"""A Python of 32 bits."""
+ASKS = re.compile(
+    r"\b(?-i:I|I'm|I've)\b|\bi(?:'m| (?:get|got|am|have|ha[ds]|run|ran|set|use|tried|try|was|can|can't|want|need|think|met|found|"
+    r"know))\b|\b(?:my|our|me|we (?:have|are|ran|run|got|get|see|tried|try|found|noticed))\b|"
+    r"\w\)? ?\?(?=\s|$)|\bplease\b|\bpls\b|"
+    r"[我您请問问]|\b(?:mi|mis|estoy|tengo|minha|meu|estou|ich|mein\w{0,2}|mon|mes|je)\b|\b(?:у меня|мо[йяе])\b",
+    re.IGNORECASE,
+)
+"""Somebody who asks, or who speaks of what is his."""
+CODE = re.compile(r"\w\(.*\)\s*$|^\s*\w[\w.]* = \w|\bimport \w|>>>|```|\b(?:np|pd|plt|df)\.\w", re.MULTILINE)
+"""A line of code."""
 PYTHON = re.compile(
     r'File "|\bpython|\.py\b|MemoryError|>>>|\.ipynb|jupyter|\bpip\b|\bconda\b|\bimport \w|\bin <module>|\bpd\.|\bnp\.|torch|'
     r"Loading checkpoint|[0-9]it/s|s/it\b|\bIn \[[0-9]",
@@ -56,24 +79,46 @@ IN_A_POD = re.compile(r"kubepods|kubelet|\bkubectl\b|kubernetes", re.IGNORECASE)
 """A container of Kubernetes, whose limit is not Docker's to raise."""
 ONE = re.compile(
     r"batch[-_ ]?size(?:_per_gpu)?[\"']?(?: is)?(?: set)?(?: to)?(?: even| as low as| only| just| "
-    r"of)?\s*[=:]?\s*(?:1\b(?!\.)|one\b)|batch[-_ ]?size[^\n]{0,20}\[1\]|samples_per_gpu\W{1,3}1\b",
+    r"of)?\s*[=:]?\s*(?:1\b(?!\.[0-9])|one\b)|batch[-_ ]?size[^\n]{0,20}\[1\]|samples_per_gpu\W{1,3}1\b",
     re.IGNORECASE,
 )
+TRIED = re.compile(
+    r"(?:besides|apart from|other than|except|without) (?:\w+ ){0,2}(?:chang|reduc|lower|decreas)\w+ (?:\w+ ){0,2}batch|"
+    r"\b(?:even|already|tried|despite|though|although|still|have|I)\b[^\n.]{0,60}\b(?:reduc|lower|decreas|shr[iau]nk|minimi[sz])\w*"
+    r"[^\n.]{0,24}\bbatch[^\n]{0,60}\b(?:but|still|same|persist|not help|no help|did ?n[o']t|does ?n[o']t|"
+    r"no (?:use|luck|effect))|"
+    r"\beven\b[^\n.]{0,40}\b(?:small(?:er|est)?|tiny|low(?:er|est)?|reduced|minimal) (?:\w+ ){0,2}batch|"
+    r"(?:lower|reduc|decreas)ing[^\n.]{0,24}\bbatch[^\n.]{0,60}\b(?:persist|still|(?:did|does)(?:n't| not))|"
+    r"\bno matter (?:what|how|which)[^\n.]{0,24}batch|(?:any|whatever) batch[-_ ]?size|batch[-_ ]?size (?:does|did)(?:n't| not)",
+    re.IGNORECASE,
+)
+"""A user who says that a smaller batch is no way out."""
 GROWS = re.compile(
     r"\b(?:memory|RAM)\b[^\n.]{0,40}\b(?:keeps?|continues?|constantly|slowly|steadily)\b[^\n.]{0,12}\b(?:grow|increas|climb|ris)|"
     r"after (?:an?|a few|some|several|many|about |around |~)? ?[0-9,k]* ?(?:of )?(?:training )?(?:steps?|iterations?|"
     r"epochs?|batch(?:es)?|hours?|"
-    r"minutes|runs|images|files|rounds|samples)\b|memory (?:usage |use )?(?:\w+ )?(?:keeps? )?(?:grow|increas|leak|climb|ris)\w*|"
-    r"\bleak(?:age|ing|s)?\b|epoch goes to [0-9]|gradually|bigger and bigger|more and more|for (?:around|about) "
-    r"[0-9]+ (?:steps|iterations|epochs)|(?:the|on) (?:second|2nd|third|3rd|next) (?:epoch|run|"
+    r"minutes(?! (?:the|it|my|this) (?:process|kernel|program|script)? ?(?:dies|died))|runs|images|files|rounds|samples)\b|"
+    r"memory (?:usage |use )?(?:\w+ )?(?:keeps? )?(?:grow|increas|leak|climb|ris)\w*|"
+    r"\bleak(?:age|ing|s)?\b|epoch goes to [0-9]|iterations? (?:is |at |of |number |about |around |~)*[0-9.,]{1,7}k?\b|gradually|"
+    r"bigger and bigger|more and more|for (?:around|about) [0-9]+ (?:steps|iterations|epochs)|(?:the|"
+    r"on) (?:second|2nd|third|3rd|next) (?:epoch|run|"
     r"time|image|round|iteration|call)|"
     r"(?:in|inside) a (?:for )?loop\b|[0-9]+(?:st|nd|rd|th) (?:epoch|iteration|step)|"
-    r"(?:memory|V?RAM|GPU|RSS|显存|内存)(?: (?:usage|use|consumption|footprint|occupation|has|have|been|is|was|are|keeps?|kept|"
-    r"slowly|steadily|constantly|continuously|continues? to|always)){1,4} (?:grow|increas|climb|ris)(?:e[sn]?|ing|s|n)?\b",
+    r"(?:memory|V?RAM|GPU|RSS|显存|内存)(?:[- ](?:usage|utili[sz]ation|use|consumption|footprint|occupation|has|have|been|is|was|"
+    r"are|keeps?|kept|slowly|steadily|constantly|continuously|continues? to|always)){1,4} (?:grow|increas|"
+    r"climb|ris)(?:e[sn]?|ing|s|n)?\b",
     re.IGNORECASE,
 )
 RAM = re.compile(r"\bRAM\b|system memory|host memory|\bswap\b|\bkilled\b|pods?\b|container", re.IGNORECASE)
-CARD = re.compile(r"\b(?:CUDA|GPUs?|VRAM|video memory|ROCm|GeForce|RTX ?\w*|GTX ?\w*|[AVH]100|graphics card)\b|显存")
+CARD = re.compile(
+    r"\b(?:(?i:CUDA|GPUs?|VRAM|video memory|ROCm|GeForce|RTX ?\w*|GTX ?\w*|graphics cards?)|[AVH]100)\b|显存"
+)
+NO_CARD = re.compile(
+    r"(?:not|isn't|n't|never|without|instead of) (?:using |use |the |a ){0,2}(?:CUDA|GPUs?)\b|"
+    r"\bno (?:CUDA|GPU)\b|\bCPU[- ]only\b|\bmain memory\b",
+    re.IGNORECASE,
+)
+"""A user who says that no card is used."""
 MAC = re.compile(
     r"libc\+\+abi|Abort trap: 6|\bmac ?OS\b|MacBook|\bDarwin\b|\bOS ?X\b|\.dylib|/Users/\w|\bM[1-4] (?:Pro|Max|Ultra)\b|Killed: 9"
 )

@@ -62,7 +62,9 @@ _SIGNS: tuple[tuple[Work, int, re.Pattern[str]], ...] = (
         r"\bin (?:evaluate\w*|validate|evaluation_loop|prediction_step|test|compute_validation\w*|validation_step|test_step|"
         r"val_epoch|eval_\w+|validate_epoch|_run_validation|run_validation)\b|second validation|"
         r"(?:during|in|on|at|after|when|while|before|start of|begin(?:ning)? of)(?: the)? (?:first |\w+ )?"
-        r"(?:validat(?:ion|ing)|evaluat(?:ion|ing)|eval)\b", re.IGNORECASE)),
+        r"(?:validat(?:ion|ing)|evaluat(?:ion|ing)|eval)\b|"
+        r"\b(?:when|once|as soon as|until|before|each time)\b[^\n.]{0,70}\b(?:evaluat|validat)(?:ed?|es|ing|ion)\b[^\n]{0,80}"
+        r"\b(?:memory|OOM|crash\w*|fails?|error)\b|\bEVAL_PERIOD\b", re.IGNORECASE)),
     (Work.INFERS, _FRAME - 1, re.compile(
         r"\bin (?:generate|sample\w*|predict\w*|infer\w*|_sample|p_sample\w*|encode|transcribe|decode|run_inference|"
         r"inference_\w+|upscale|enhance|denoise|separate)\b|pipeline_\w+\.py|\.generate\(|\.predict\(|\bpipe\(|\.transcribe\(|"

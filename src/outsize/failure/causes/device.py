@@ -220,7 +220,9 @@ def kept(case: Case) -> Cause | None:
     """It went well for a while: each step keeps something, or the largest batch came late."""
     if not case.grows or case.work not in (Work.TRAINS, Work.EVALUATES, Work.UNKNOWN):
         return None
-    if not (case.shows_torch or (case.on_device and case.failure.framework == "cuda")):
+    known = case.on_device and case.failure.framework in ("cuda", "tensorflow", "jax")
+    told = case.failure.framework == "unknown" and case.place == "cuda" and case.work is not Work.UNKNOWN
+    if not (case.shows_torch or known or told):
         return None
     if case.strangers or (case.others or 0) > 0.4 * (
         case.failure.total_bytes or 2**63
@@ -275,7 +277,9 @@ def weights_refused(case: Case) -> Cause | None:
 def tpu(case: Case) -> Cause | None:
     """XLA's own sum of a program."""
     used, limit = case.extra("used_bytes") or case.extra("total_usage_bytes"), case.failure.limit_bytes
-    if case.failure.framework != "jax" or used is None or limit is None:
+    sparse = case.extra("sparsecore_used_bytes")
+    used = used if used is None or sparse is None else used + sparse
+    if case.failure.framework != "jax" or used is None or limit is None or used <= limit:
         return None
     return make_cause(
         CauseName.TRUE_NEED,

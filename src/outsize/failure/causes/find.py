@@ -31,6 +31,21 @@ def impossible(case: Case) -> Cause | None:
     )
 
 
+def wrapped_length(case: Case) -> Cause | None:
+    """An axis as long as a whole number of 32 bits that went below zero, or as its largest."""
+    for axis in case.failure.shape or ():
+        below = 2**32 - axis
+        if 0 < below <= 2**22 or abs(2**31 - axis) <= 1:
+            number = f"{-below:,} in 32 bits without a sign" if axis > 2**31 + 1 else "the largest number of 32 bits"
+            return make_cause(
+                CauseName.IMPOSSIBLE,
+                f"The axis {axis:,} is {number}: a length went below zero, overflowed, or was read from a header that holds "
+                "no length. More memory will not help.",
+                decide="print the length just before the call, and where it is read from",
+            )
+    return None
+
+
 def warning_only(case: Case) -> Cause | None:
     """An allocator's remark that ends nothing."""
     if not case.failure.extra.get("not_a_failure"):
@@ -163,7 +178,7 @@ def unsaid(case: Case) -> Cause | None:
 
 
 RULES: tuple[Rule, ...] = (
-    impossible, warning_only, host.graph_message, host.shared_memory, host.pinned, host.mapping,
+    impossible, wrapped_length, warning_only, host.graph_message, host.shared_memory, host.pinned, host.mapping,
     host.address_space_check, host.fork, host.narrow_program, host.commit_limit, host.container_kill, host.job_kill,
     host.machine_kill, device.kv_cache, device.small_program, device.tpu, device.watermark, device.prealloc,
     host.heap, host.multiplied, host.broadcast, hardly_meant, larger_than_device, device.fragmentation,

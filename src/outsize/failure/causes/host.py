@@ -119,7 +119,7 @@ def shared_memory(case: Case) -> Cause | None:
 
 def pinned(case: Case) -> Cause | None:
     """Pinned memory is the host's, whatever the message calls it."""
-    if case.format != "pinned":
+    if case.format not in ("pinned", "host"):
         return None
     return make_cause(
         CauseName.LIMIT,
@@ -214,7 +214,7 @@ def fork(case: Case) -> Cause | None:
 
 def narrow_program(case: Case) -> Cause | None:
     """A program of 32 bits, whatever the machine has."""
-    if not case.failure.extra.get("narrow"):
+    if not (case.failure.extra.get("narrow") or (case.narrow and case.on_host and case.framework.python)):
         return None
     return make_cause(
         CauseName.ADDRESS_SPACE,
@@ -270,7 +270,8 @@ def grown(case: Case) -> Cause | None:
     killed = (
         case.failure.extra.get("signal") == "Killed" and case.failure.framework == "linux" and case.failure.pid is None
     )
-    if case.grows and (case.format == "all-used" or (killed and case.rise is None and RAM.search(case.text))):
+    told = case.format == "all-used" or (case.format == "told" and case.place == "cpu")
+    if case.grows and (told or (killed and case.rise is None and RAM.search(case.text))):
         return make_cause(
             CauseName.LEAK,
             "Its memory is said to rise until none is left: something is kept that should go, call after call.",
@@ -297,6 +298,13 @@ def signal(case: Case) -> Cause | None:
             "A worker process is gone without a word of its own: as a rule the kernel killed it because RAM, or the container's "
             "limit, was full. Any other error of a worker stands further up in the log.",
             decide=DMESG,
+        )
+    if case.failure.framework == "notebook":
+        return make_cause(
+            CauseName.KILLED,
+            "The notebook's process is gone without a word: as a rule the system killed it because RAM, or the limit on it, was "
+            "full. A crash inside a compiled library looks the same.",
+            decide="the terminal or log of Jupyter; `dmesg -T | grep -i 'killed process'`; free RAM just before that cell ends",
         )
     if case.spared_by_limit:
         return make_cause(

@@ -17,6 +17,7 @@ from outsize.failure.framework import framework
 from outsize.failure.message.clean import Cleaned, clean
 from outsize.failure.message.formats import read_formats
 from outsize.failure.message.grammar import SIZED, Format, Pattern, is_dtype, read_size
+from outsize.failure.message.story import read_story
 
 FORMATS = read_formats()
 """Every format, most telling first."""
@@ -52,7 +53,7 @@ def read(text: str) -> Failure | None:
                 more = _best(other, views) or {}
                 fields = ({} if "not_a_failure" in more else more) | fields
         return _failure(format_, fields)
-    return remark
+    return remark or read_story(views)
 
 
 def _best(format_: Format, text: Cleaned) -> dict[str, Any] | None:

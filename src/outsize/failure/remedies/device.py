@@ -36,8 +36,15 @@ def expandable(case: Case) -> Iterator[Remedy]:
     place = (case.failure.device or "").partition(":")[0]
     name = "PYTORCH_ALLOC_CONF" if place == "xpu" else f"PYTORCH_{place.upper()}_ALLOC_CONF"
     little = case.slack_is_little
-    if case.on_windows:  # where segments cannot grow
-        yield remedy("cut_fewer_blocks", None if little else case.slack)
+    if case.on_windows or case.cannot_grow:
+        if (case.can_split or not case.cannot_grow) and not case.split_is_set:
+            how = (
+                f"set {name}=max_split_size_mb:128"
+                if case.on_windows
+                else f"{name}=max_split_size_mb:128 python train.py"
+            )
+            how += "   # from PyTorch 2.1 on, on Linux: expandable_segments:True" if case.cannot_grow else ""
+            yield remedy("cut_fewer_blocks", None if little else case.slack, how=how)
         return
     gives = (
         None if little else case.slack
@@ -48,7 +55,7 @@ def expandable(case: Case) -> Iterator[Remedy]:
 def steady_sizes(case: Case) -> Iterator[Remedy]:
     """What cuts the cache to pieces are sizes that change."""
     if case.on_torch_gpu and case.slack:
-        yield remedy("steady_sizes", case.slack)
+        yield remedy("steady_sizes", None if case.cannot_grow else case.slack)
 
 
 def stop_others(case: Case) -> Iterator[Remedy]:
@@ -81,16 +88,14 @@ def see_what_may_be_mapped(case: Case) -> Iterator[Remedy]:
     """Memory is free and yet is refused: what the driver needs of the host is missing, or it was free a moment too late."""
     if "/mnt/c/" in case.text or "wsl" in case.text.lower():
         yield remedy("more_for_wsl")
-    if (case.failure.device or "").startswith("xpu"):
+    if (case.failure.device or "").startswith("xpu") and (case.need or 0) >= 2**31:
         yield remedy("large_blocks_on_xpu")
     yield remedy("see_what_may_be_mapped", tool=case.tool)
 
 
 def see_who_holds(case: Case) -> Iterator[Remedy]:
     """The last resort, for a program that nothing here knows."""
-    less = _LESS.get(case.work)
-    if less is not None:
-        yield remedy(less)
+    yield from _less(case)
     yield remedy("see_who_holds", tool=case.tool)
 
 
@@ -129,9 +134,17 @@ _WITH_ONE_LARGE_REQUEST = {Work.PAINTS: ("smaller_pictures", "low_vram", "smalle
 """Work -> what to do: the weights out of the way, then less at once; the other way round where one request is large."""
 
 
+def _less(case: Case) -> Iterator[Remedy]:
+    """What holds for any program that does such work; no smaller batch where that was tried."""
+    row = "shorter_samples" if case.one_at_a_time and case.work is Work.TRAINS else _LESS.get(case.work)
+    if row is not None:
+        yield remedy(row)
+
+
 def keep_no_graphs(case: Case) -> Iterator[Remedy]:
     """What a loop keeps on the device, step after step."""
-    if case.grows and case.on_device and not case.shows_torch:
+    on_card = case.on_device or (case.failure.framework == "unknown" and case.place != "cpu")
+    if case.grows and on_card and not case.shows_torch:
         yield remedy("see_how_it_rises", tool=case.tool)
     if case.shows_torch and case.grows:
         held = None if case.programs else case.failure.allocated_bytes
@@ -140,9 +153,8 @@ def keep_no_graphs(case: Case) -> Iterator[Remedy]:
 
 def less_at_once(case: Case) -> Iterator[Remedy]:
     """What holds for any program that does such work, where nobody says which one it is."""
-    less = _LESS.get(case.work)
-    if less is not None and case.failure.framework == "unknown" and case.place != "cpu":
-        yield remedy(less)
+    if case.failure.framework == "unknown" and case.place != "cpu":
+        yield from _less(case)
 
 
 def _rows_for_the_work(case: Case) -> tuple[str, ...]:
@@ -179,7 +191,8 @@ def train_smaller(case: Case) -> Iterator[Remedy]:
     halved = halved if halved is not None and halved >= (missing or 0) and not case.programs else None
     halved = None if case.one_at_a_time else halved
     if case.work is Work.EVALUATES:
-        yield remedy("evaluate_less_at_once", None if case.programs else case.gap)
+        yield remedy("evaluate_less_at_once", halved or (None if case.programs else case.gap))
+        halved = None  # what follows is for training
     less = remedy("less_at_once", halved)
     if case.work is Work.UNKNOWN and not case.watched:
         yield less

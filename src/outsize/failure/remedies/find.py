@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from outsize.core.failure import Cause, CauseName, Remedy
 from outsize.core.noun import Known
@@ -26,14 +27,15 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
     CauseName.IMPOSSIBLE: (tensor.check_length,),
     CauseName.WARNING: (),
     CauseName.BROADCAST: (tensor.keep_sparse, tensor.fewer_rows, tensor.other_operands),
-    CauseName.LARGER_THAN_DEVICE: (tensor.smaller_tensor, device.train_smaller, device.shorter_requests),
+    CauseName.LARGER_THAN_DEVICE: (tensor.fewer_at_once, tensor.smaller_tensor, device.train_smaller, device.shorter_requests),
     CauseName.LARGER_THAN_MACHINE: (
-        tensor.keep_sparse, tensor.pairs_in_blocks, tensor.smaller_tensor, device.train_smaller, host.less_in_ram,
+        tensor.keep_sparse, tensor.pairs_in_blocks, tensor.smaller_input, tensor.smaller_tensor,
+        device.train_smaller, host.less_in_ram,
     ),
     CauseName.LARGER_THAN_LIMIT: (
         tensor.smaller_tensor, device.raise_fraction, host.raise_limit, device.train_smaller,
     ),
-    CauseName.FRAGMENTATION: (device.expandable, device.steady_sizes),
+    CauseName.FRAGMENTATION: (device.expandable, device.train_smaller, device.steady_sizes),
     CauseName.MEMORY_FRACTION: (device.raise_fraction, device.train_smaller),
     CauseName.OTHER_PROCESS: (device.take_what_is_free, device.shorter_requests, device.stop_others),
     CauseName.OTHER_ALLOCATIONS: (),
@@ -46,10 +48,10 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
         host.lighter_weights, host.name_the_victim, device.train_smaller, host.less_in_ram, host.see_who_holds_ram,
         host.less_for_the_victim, host.add_swap,
     ),
-    CauseName.ADDRESS_SPACE: (host.lift_ulimit, tensor.smaller_tensor, device.train_smaller),
+    CauseName.ADDRESS_SPACE: (host.wider_program, host.lift_ulimit, tensor.smaller_tensor, device.train_smaller),
     CauseName.KILLED: (
         host.who_sent_it, host.more_for_the_build, host.lighter_weights, host.in_frames, device.train_smaller,
-        host.less_in_ram, host.see_whether_it_was_memory,
+        host.see_whether_it_was_memory, host.less_in_ram,
     ),
     CauseName.LEAK: (
         device.keep_no_graphs, device.less_at_once, device.train_smaller, host.stop_growing, host.less_in_ram,
@@ -58,12 +60,15 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
         tensor.keep_sparse, host.larger_page_file, host.see_what_fills_ram, device.train_smaller, host.less_in_ram,
     ),
     CauseName.TRUE_NEED: (
-        tensor.keep_sparse, host.in_frames, tensor.pairs_in_blocks, tensor.was_it_meant, host.larger_page_file,
+        tensor.keep_sparse, host.in_frames, tensor.pairs_in_blocks, tensor.was_it_meant, tensor.smaller_input,
+        host.larger_page_file,
         tensor.smaller_tensor, device.train_smaller, device.expandable, device.shorter_requests, host.less_in_ram,
     ),
 }  # fmt: skip
 """Cause -> the remedies worth trying; what the framework itself offers comes before those for any program on a host."""
 
+_BATCH = re.compile(r"(?:less at once: )?(?:an? )?(?:smaller batch|halve the batch)")
+"""A remedy whose first word is the batch."""
 _SETTING = re.compile(r"(?:--?)?([a-z][\w-]{3,40})[ =:]{1,2}([0-9][0-9.]{2,20})\b")
 """A setting with a number of three digits and more at the start of a line of advice."""
 _DEVICE_ONLY = {device.expandable, device.steady_sizes, device.fewer_graphs, device.raise_fraction}
@@ -75,18 +80,32 @@ _HOST_ONLY = {
 
 def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
     """Every remedy that can help, what the message itself states first, then most
-    bytes first; those whose bytes cannot be told keep the order of the table. Where
-    nothing is known that helps, what to look at: a failure is never left without a next move."""
+    bytes first; those whose bytes cannot be told keep the order of the table, a smaller
+    batch last where it was tried. Where nothing is known that helps, what to look at: a failure is never
+    left without a next move."""
     found: dict[str, Remedy] = {}
     alone = causes[0].name in (CauseName.BROADCAST, CauseName.IMPOSSIBLE)
-    for cause in causes[: 1 if alone else 2]:
+    for place, cause in enumerate(causes[: 1 if alone else 2]):
         for remedy in _remedies(case, cause.name):
-            if remedy.saves is None or remedy.saves > 0:
-                found.setdefault(remedy.name, remedy)
+            if (
+                remedy.saves is None or remedy.saves > 0
+            ):  # what a candidate's way gives is given only if it is the cause
+                known = replace(remedy, saves=None) if place or _was_tried(case, remedy) else remedy
+                found.setdefault(remedy.name, known)
     if not found and causes[0].name != CauseName.WARNING:
         last = host.see_what_it_takes(case) if case.place == "cpu" else device.see_who_holds(case)
         found = {remedy.name: remedy for remedy in last}
-    return tuple(sorted(found.values(), key=lambda remedy: (not _is_stated(case, remedy), -(remedy.saves or 0))))
+    return tuple(sorted(found.values(), key=lambda remedy: _rank(case, remedy)))
+
+
+def _rank(case: Case, remedy: Remedy) -> tuple[bool, int, bool]:
+    """What comes first has the least."""
+    return not _is_stated(case, remedy), -(remedy.saves or 0), _was_tried(case, remedy)
+
+
+def _was_tried(case: Case, remedy: Remedy) -> bool:
+    """True where the text says that a smaller batch is no way out, and the remedy is one."""
+    return case.one_at_a_time and _BATCH.match(remedy.name) is not None
 
 
 def _is_stated(case: Case, remedy: Remedy) -> bool:
@@ -113,6 +132,7 @@ def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
     if cause == CauseName.KILLED:
         yield from host.more_for_the_build(case)
         yield from host.who_sent_it(case)
+        yield from _offers(case, cause, case.places if case.format == "exit-137" else ())
     if not killed_by_limit:
         yield from own
     for maker in makers:

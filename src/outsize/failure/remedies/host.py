@@ -53,6 +53,12 @@ def lift_ulimit(case: Case) -> Iterator[Remedy]:
         yield remedy("lift_ulimit", gives if gives > 0 else None, name=limit.name)
 
 
+def wider_program(case: Case) -> Iterator[Remedy]:
+    """A Python of 32 bits."""
+    if case.narrow and not case.failure.extra.get("narrow"):
+        yield remedy("wider_program")
+
+
 def larger_page_file(case: Case) -> Iterator[Remedy]:
     """Windows promises only what RAM and the page file have together."""
     if case.on_windows and case.on_host:
@@ -84,6 +90,8 @@ def more_for_the_build(case: Case) -> Iterator[Remedy]:
 def see_what_it_takes(case: Case) -> Iterator[Remedy]:
     """The last resort, for a program that nothing here knows."""
     how = "/usr/bin/time -v COMMAND   # Maximum resident set size, against `free -g`, `ulimit -a` and the container's limit"
+    if case.failure.device is None and not case.on_host:
+        how += "; nvidia-smi where it uses a card"
     if case.on_mac:
         how = "/usr/bin/time -l COMMAND   # maximum resident set size, against the memory in Activity Monitor"
     if case.on_windows:
@@ -113,7 +121,7 @@ def who_sent_it(case: Case) -> Iterator[Remedy]:
 def stop_growing(case: Case) -> Iterator[Remedy]:
     """RAM that a log shows rising."""
     in_ram = case.place == "cpu" or case.failure.extra.get("signal") == "Killed"
-    if case.rise is None or not in_ram or case.watched:
+    if not (case.rise or (case.grows and case.failure.framework == "unknown")) or not in_ram or case.watched:
         return
     how = "fewer workers, smaller shuffle and prefetch buffers, queues with a length"
     if case.may_be_python:
@@ -122,10 +130,12 @@ def stop_growing(case: Case) -> Iterator[Remedy]:
 
 
 def see_whether_it_was_memory(case: Case) -> Iterator[Remedy]:
-    """A kill that nobody explains, of a program that nothing here knows."""
-    if case.may_be_python or case.in_image_build or case.failure.process is not None or case.on_windows:
+    """A kill that nobody explains: what tells comes before any cure."""
+    if case.watched or case.in_image_build or case.failure.process is not None or case.on_windows:
         return
     how = "dmesg -T | grep -i 'killed process'   # or journalctl -k; free -g; what it held: anon-rss"
+    if case.may_be_python:
+        how += "; outsize run your_script.py: what grew"
     if case.on_mac:
         how = "log show --last 1h --predicate 'eventMessage contains \"memorystatus\"'   # and Activity Monitor while it runs"
     yield remedy("see_whether_it_was_memory", how=how)

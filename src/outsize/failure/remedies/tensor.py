@@ -46,6 +46,28 @@ def smaller_tensor(case: Case) -> Iterator[Remedy]:
         yield make_remedy(name, spec.bytes - after.bytes, how, costs, exact, Known.EXACT)
 
 
+def fewer_at_once(case: Case) -> Iterator[Remedy]:
+    """One request of several times the device, whose shape nobody names: half of it would not do."""
+    room = case.failure.total_bytes or case.failure.limit_bytes
+    if case.spec is not None or not case.need or not room or case.need < 4 * room:
+        return
+    parts = -(-case.need // (room // 2))
+    yield remedy("fewer_at_once", case.need - case.need // parts, need=said(case.need), parts=parts)
+
+
+def smaller_input(case: Case) -> Iterator[Remedy]:
+    """A large array that somebody's program makes in one piece, where no line of code is shown or no shape is known."""
+    if case.failure.framework not in ("numpy", "python", "pandas") or case.need is None or case.need < 2**28:
+        return
+    if case.spec is not None and not case.of_another:
+        return
+    pieces = "for part in np.array_split(rows, 10): ..."
+    if case.spec is not None:
+        axis, length = max(enumerate(case.spec.shape), key=lambda pair: pair[1])
+        pieces = f"a tenth of axis {axis} at a time: {length} -> {-(-length // 10)}"
+    yield remedy("smaller_input", case.need * 9 // 10, bytes=said(case.need), pieces=pieces)
+
+
 def _narrower(case: Case, spec: Spec) -> Iterator[tuple[str, str]]:
     """Element types with fewer bits in which the tensor would go, and what each costs."""
     room = _room(case)
@@ -107,6 +129,8 @@ def pairs_in_blocks(case: Case) -> Iterator[Remedy]:
         return
     rows = max(1, (2**28 * _rows(case, pair)) // need)
     if pair[0] != pair[1]:
+        if any(axis not in (1, *pair) for axis in case.failure.shape or ()):  # points or pictures, not a matrix
+            return
         yield remedy("see_both_lengths", need, pair_0=pair[0], pair_1=pair[1], rows=rows)
         return
     yield remedy("pairs_in_blocks", need, rows=rows)
