@@ -164,7 +164,21 @@ class ReducePass(Pass):
         chunk, _ = grow(domain, element, self._seconds, fits, self._bytes, self.tuning, self.tuning.largest)
         slots = min(slots, max(1, len(Grid(domain, tile))))
         chunk = balance(tile, tuple(max(g, step // g * g) for step, g in zip(chunk, element, strict=True)), element)
-        return self._settle(tile, chunk, effort.workers, slots, room)
+        sized = self._settle(tile, chunk, effort.workers, slots, room)
+        return self._on_grid(sized, effort, room)
+
+    def _on_grid(self, sized: Sized, effort: Effort, room: Room) -> Sized:
+        """With chunks cut where those of sources are cut, if less is read so."""
+        grains = [[1] for _ in self.domain]
+        for store, _ in self.probe_box(self.domain, sized.chunk).reads:
+            if store.shape == self.domain:
+                grains = [[*grain, max(1, n)] for grain, n in zip(grains, store.granule, strict=True)]
+        steps = [math.lcm(own, *grain) for own, grain in zip(self._grain(), grains, strict=True)]
+        chunk = tuple(size // step * step or size for size, step in zip(sized.chunk, steps, strict=True))
+        if chunk == sized.chunk or math.prod(steps) == 1:
+            return sized
+        other = self._settle(sized.grid.box, chunk, effort.workers, sized.slots, room)
+        return other if other.peak <= sized.peak and self.cost(other) < self.cost(sized) else sized
 
     def _grain(self) -> Box:
         """The smallest chunk: of what riders' sinks write in one piece, the least that is whole for all."""
