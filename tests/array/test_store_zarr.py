@@ -335,3 +335,34 @@ def test_chunks_of_fill_values_are_written_like_all_others(tmp_path: Path, how: 
     sink.commit()
     store = open_store(path, key="a/x" if how == "in a group" else None)
     np.testing.assert_array_equal(read(store, ((0, 6), (0, 4))), np.concatenate([zeros, values[3:]]))
+
+
+@pytest.mark.parametrize("form", ["C", "F", "chunks"])
+def test_ranks_of_all_read_an_array_as_it_lies(form: str, tmp_path: Path) -> None:
+    import outsize
+    import outsize.array as xp
+
+    a = np.random.default_rng(0).normal(size=(1500, 2100)).astype("f4")
+    if form == "chunks":
+        x = outsize.open(make(tmp_path / "x.zarr", a, (500, 300)))
+    else:
+        np.save(tmp_path / "x.npy", np.asfortranarray(a) if form == "F" else a)
+        x = outsize.open(tmp_path / "x.npy")
+    budget = 16 << 20
+    for lazy, want, digits in (
+        (xp.median(x), np.median(a), 2), (xp.median(x * 2, keepdims=True), np.median(a * 2, keepdims=True), 2),
+        (xp.quantile(x[3:], [0.1, 0.9]), np.quantile(a[3:], [0.1, 0.9]), 3),
+    ):  # fmt: skip
+        again = 3.3 if form == "chunks" else 1  # a part of a chunk is read by decoding all of it; it was 200 times
+        assert lazy.plan(budget).read <= (again * digits + 0.3) * a.nbytes
+        np.testing.assert_array_equal(lazy.compute(budget), want)
+
+
+def test_a_budget_just_above_the_smallest_reads_whole_chunks(tmp_path: Path) -> None:
+    import outsize
+    import outsize.array as xp
+
+    x = outsize.open(make(tmp_path / "x.zarr", np.ones((4000, 1000), "f4"), (1000, 500)))
+    for lazy in (x.sum(), x.mean(axis=0), xp.median(x)):
+        plan = lazy.plan(lazy.plan("1GiB").smallest + 2 * 1000 * 500 * 4)
+        assert plan.read <= 2 * 3 * x.nbytes  # of two digits; it was 500 times for a sum

@@ -22,6 +22,7 @@ from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, insid
 from outsize.array.passes.tiling import Box, Grid, balance, center, grow, inner_grid, page_box
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tuning import Tuning
+from outsize.engine.pool import within_pages
 
 
 @dataclass(slots=True)
@@ -118,7 +119,11 @@ class ReducePass(Pass):
     def _rows(self, number: int, region: Region, frame: Frame) -> list[Block]:
         """What earlier reductions found for the lanes of a chunk."""
         rows = self.others.get(number, ())
-        return [frame.evaluate(node, (*region[:-1], (0, node.shape[-1]))) for node in rows]
+        if not rows:
+            return []
+        axes = self.accumulators[number][1].axes
+        lanes = [(0, 1) if axis in axes else span for axis, span in enumerate(region[:-1])]
+        return [frame.evaluate(node, (*lanes, (0, node.shape[-1]))) for node in rows]
 
     def _state_bytes(self, tile: Box) -> int:
         return sum(
@@ -147,7 +152,10 @@ class ReducePass(Pass):
             if self.holds(frame, room.host - self._state_bytes(whole), there):
                 return self._settle(whole, whole, 1, 1, room)
         one = self.probe_box(domain, page)  # where a table is most of it, single elements would spare nothing
-        buffer = self.buffer(one.peak + one.outside, effort, room)
+        least = one.peak + one.outside
+        buffer = self.buffer(least, effort, room)
+        if effort.workers == 1 and least > effort.chunk:  # a part of a chunk is read by reading all of it
+            buffer = max(buffer, within_pages(max(0, min(2 * least, room.host - self._state_bytes(whole)))))
         allowed = room.host - effort.workers * buffer
         slots = 1
         tile = whole
