@@ -182,11 +182,14 @@ class ReducePass(Pass):
             if store.shape == self.domain:
                 grains = [[*grain, max(1, n)] for grain, n in zip(grains, store.granule, strict=True)]
         steps = [math.lcm(own, *grain) for own, grain in zip(self._grain(), grains, strict=True)]
-        chunk = tuple(size // step * step or size for size, step in zip(sized.chunk, steps, strict=True))
+        chunk = tuple(
+            size // step * step or (min(step, length) if step <= 2 * size else size)
+            for size, step, length in zip(sized.chunk, steps, self.domain, strict=True)
+        )
         if chunk == sized.chunk or math.prod(steps) == 1:
             return sized
         other = self._settle(sized.grid.box, chunk, effort.workers, sized.slots, room)
-        return other if other.peak <= sized.peak and self.cost(other) < self.cost(sized) else sized
+        return other if other.peak <= max(sized.peak, room.host) and self.cost(other) < self.cost(sized) else sized
 
     def _grain(self) -> Box:
         """The smallest chunk: of what riders' sinks write in one piece, the least that is whole for all."""
