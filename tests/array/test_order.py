@@ -274,3 +274,38 @@ def test_the_smallest_budget_that_an_error_names_is_enough(function: Any) -> Non
     with outsize.budget(host=caught.value.smallest):
         found = function(outsize.open(values))
     np.testing.assert_array_equal(found.inverse_indices.compute(), np.unique_inverse(values).inverse_indices)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "i4", "u4", "i8", "u8", ">i4"])
+def test_whole_numbers_near_each_other_are_marked_and_not_sorted(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outsize.array.functions import sets
+
+    kind = np.dtype(dtype)
+    info = np.iinfo(kind)
+    rng = np.random.default_rng(0)
+    for low in (info.min, info.max - min(100, info.max - info.min), 5):
+        values = (rng.integers(0, 100, (300, 70)).astype(kind) + np.asarray(low, kind)).astype(kind)
+        np.save(tmp_path / "x.npy", values)
+        x = outsize.open(tmp_path / "x.npy")
+        with monkeypatch.context() as patch:
+            patch.setattr(sets, "sort", None)
+            found = xp.unique_values(x)
+        same(found.compute("1MiB"), np.unique(values))
+        far = np.concatenate([values.reshape(-1), np.asarray([info.min, info.max], kind)])
+        same(xp.unique_values(xp.asarray(far)).compute("1MiB"), np.unique(far))
+
+
+def test_the_sorted_file_is_read_twice_for_what_is_unique(tmp_path: Path, tune: Callable[..., None]) -> None:
+    from outsize.array.graph.filter import first_of_equal, keep
+    from outsize.array.run.now import count
+
+    tune(filter_block=1 << 16)
+    values = np.random.default_rng(0).integers(0, 1 << 18, 1 << 20).astype("f8")
+    np.save(tmp_path / "x.npy", np.sort(values))
+    x = outsize.open(tmp_path / "x.npy")
+    first = first_of_equal(x.node, True)
+    ends = count(first)
+    plan = xp.Array(keep(x.node, first, ends)).plan("4MiB")
+    assert plan.read <= 1.25 * values.nbytes  # and once for the count

@@ -93,9 +93,35 @@ def test_a_zarr_array_behind_an_address(tmp_path):
     made = zarr.create_array("memory://z.zarr", shape=A.shape, chunks=(100, 2), dtype="f8", overwrite=True)
     made[...] = A
     x = outsize.open("memory://z.zarr")
-    np.testing.assert_array_equal(x[50:733].compute("256KiB"), A[50:733])
+    np.testing.assert_array_equal(x[50:733].compute("2MiB"), A[50:733])
     np.testing.assert_allclose(float(x.sum()), A.sum())
     assert isinstance(x.save(tmp_path / "z.npy"), xp.Array)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"compressors": None}, {"shards": (200, 4)}, {"zarr_format": 2}, {"filters": "delta"},
+], ids=str)  # fmt: skip
+def test_every_coding_of_a_zarr_array_behind_an_address_reads_as_it_does_in_a_folder(options):
+    files = pytest.importorskip("fsspec").filesystem("memory")
+    zarr = pytest.importorskip("zarr")
+    if options.get("filters"):
+        options = {"filters": [zarr.codecs.TransposeCodec(order=(1, 0))]}
+    made = zarr.create_array(
+        "memory://coded.zarr", shape=A.shape, chunks=(50, 2), dtype="f8", overwrite=True, fill_value=3.0, **options
+    )
+    made[...] = A
+    x = outsize.open("memory://coded.zarr")
+    np.testing.assert_array_equal(x.compute(), A)
+    np.testing.assert_array_equal((x[7:733, 1] * 2).compute("8MiB"), A[7:733, 1] * 2)
+    np.testing.assert_allclose(x.mean(axis=0).compute("8MiB"), A.mean(axis=0))
+    chunk = min(path for path in files.find("/coded.zarr") if "/z" not in path[7:] and "/." not in path)
+    files.rm(chunk)
+    with pytest.raises(outsize.StoreError, match="missing='fill'"):
+        outsize.open("memory://coded.zarr").compute()
+    whole = np.asarray(outsize.open("memory://coded.zarr", missing="fill").compute())
+    rows = 200 if "shards" in options else 50
+    np.testing.assert_array_equal(whole[:rows, :2], 3.0)
+    np.testing.assert_array_equal(whole[rows:], A[rows:])
 
 
 @pytest.mark.parametrize("name,head,said", [

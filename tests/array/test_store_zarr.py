@@ -79,6 +79,50 @@ def test_shards_and_other_byte_orders_are_read(data: st.DataObject) -> None:
             np.testing.assert_array_equal(read(open_store(big), region), select(values, region))
 
 
+@pytest.mark.parametrize("place", ["end", "start"])
+@pytest.mark.parametrize("compressors", [None, "auto"])
+def test_shards_are_read_without_the_library_and_a_damaged_index_is_one_error(
+    place: str, compressors: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zarr.codecs import ShardingCodec
+
+    values = np.arange(64 * 48, dtype="f4").reshape(64, 48)
+    values[:8, :8] = 0  # a chunk of the fill value, which a shard may leave out
+    inner = [zarr.codecs.BytesCodec(), *([] if compressors is None else [ZstdCodec()])]
+    codec = ShardingCodec(chunk_shape=(8, 8), codecs=inner, index_location=place)
+    array = zarr.create(
+        store=str(tmp_path / "x.zarr"), shape=values.shape, chunks=(32, 16), dtype="f4", codecs=[codec], fill_value=0,
+        zarr_format=3,
+    )  # fmt: skip
+    array[...] = values
+    store = open_store(tmp_path / "x.zarr")
+    monkeypatch.setattr(type(store._array), "get_basic_selection", None)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(read(store), values)
+    np.testing.assert_array_equal(read(store, ((3, 61), (7, 41))), values[3:61, 7:41])
+    shard = tmp_path / "x.zarr" / "c" / "0" / "0"
+    data = bytearray(shard.read_bytes())
+    data[10 if place == "start" else -10] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(StoreError, match="checksum of its index"):
+        read(store)
+    np.testing.assert_array_equal(read(store, ((32, 64), (0, 48))), values[32:])
+    shard.unlink()
+    with pytest.raises(StoreError, match="missing='fill'"):
+        read(store)
+    values[:32, :16] = 0
+    np.testing.assert_array_equal(read(open_store(tmp_path / "x.zarr", missing="fill")), values)
+
+
+def test_chunks_of_a_reduction_are_cut_where_the_store_is_cut(tmp_path: Path) -> None:
+    import outsize
+
+    array = zarr.create_array(str(tmp_path / "x.zarr"), shape=(40_000, 256), chunks=(700, 256), dtype="f4")
+    array[...] = 1
+    for budget in ("64MiB", "24MiB", "8MiB"):
+        plan = outsize.open(tmp_path / "x.zarr").sum().plan(budget)
+        assert plan.steps[0].read == 58 * 700 * 256 * 4  # every chunk once
+
+
 def test_groups_are_opened_by_key(tmp_path: Path) -> None:
     group = zarr.open_group(str(tmp_path / "g.zarr"), mode="w")
     group.create_array("a/b", shape=(3,), dtype="i4", config={"write_empty_chunks": True})[...] = [1, 2, 3]
@@ -291,3 +335,33 @@ def test_chunks_of_fill_values_are_written_like_all_others(tmp_path: Path, how: 
     sink.commit()
     store = open_store(path, key="a/x" if how == "in a group" else None)
     np.testing.assert_array_equal(read(store, ((0, 6), (0, 4))), np.concatenate([zeros, values[3:]]))
+
+
+@pytest.mark.parametrize("form", ["C", "F", "chunks"])
+def test_ranks_of_all_read_an_array_as_it_lies(form: str, tmp_path: Path) -> None:
+    import outsize
+    import outsize.array as xp
+
+    a = np.random.default_rng(0).normal(size=(1500, 2100)).astype("f4")
+    if form == "chunks":
+        x = outsize.open(make(tmp_path / "x.zarr", a, (500, 300)))
+    else:
+        np.save(tmp_path / "x.npy", np.asfortranarray(a) if form == "F" else a)
+        x = outsize.open(tmp_path / "x.npy")
+    budget, first = 16 << 20, 0 if form == "chunks" else 3  # rows that begin inside of chunks are read in parts of them
+    for lazy, want, digits in (
+        (xp.median(x), np.median(a), 2), (xp.median(x * 2, keepdims=True), np.median(a * 2, keepdims=True), 2),
+        (xp.quantile(x[first:], [0.1, 0.9]), np.quantile(a[first:], [0.1, 0.9]), 3),
+    ):  # fmt: skip
+        assert lazy.plan(budget).read <= (digits + 0.3) * a.nbytes
+        np.testing.assert_array_equal(lazy.compute(budget), want)
+
+
+def test_a_budget_just_above_the_smallest_reads_whole_chunks(tmp_path: Path) -> None:
+    import outsize
+    import outsize.array as xp
+
+    x = outsize.open(make(tmp_path / "x.zarr", np.ones((4000, 1000), "f4"), (1000, 500)))
+    for lazy in (x.sum(), x.mean(axis=0), xp.median(x)):
+        plan = lazy.plan(lazy.plan("1GiB").smallest + 2 * 1000 * 500 * 4)
+        assert plan.read <= 2 * 3 * x.nbytes  # of two digits; it was 500 times for a sum

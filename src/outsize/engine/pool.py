@@ -84,6 +84,12 @@ def round_to_pages(size: int) -> int:
     return -(-size // page) * page
 
 
+def within_pages(size: int) -> int:
+    """Bytes of the largest buffer that takes no more than this."""
+    page = _HUGE if size >= _HUGE else _PAGE
+    return size // page * page
+
+
 def make_buffer(size: int, *, huge: bool = True) -> npt.NDArray[np.uint8]:
     """A buffer that begins on a page, or on a huge page if it is large enough. What is written once and is most of the memory
     is better off without huge pages: the kernel clears the page cache to find them (a GiB took 7 s beside a full one, 1.6 in

@@ -23,24 +23,29 @@ from outsize.core.errors import InputError
 __all__ = ["median", "percentile", "quantile", "topk"]
 
 
-def _lanes(x: Any, axis: Any) -> tuple[Node, tuple[int, ...]]:
-    """The array with the given axes as one, the last; and the lengths of all axes, with 1 for the given ones."""
+def _lanes(x: Any, axis: Any) -> tuple[Node, tuple[int, ...], Node | None]:
+    """The array with the given axes as one, the last; the lengths of all axes, with 1 for the given ones; and the array itself,
+    where all of it is one lane."""
     node = asarray(x).node
     axes = make.axis_tuple(axis, node.ndim)
     kept = [a for a in range(node.ndim) if a not in axes]
     order = [*kept, *axes]
-    turned = make.permute(make.cast(node, node.dtype.newbyteorder("=")), order)
+    native = make.cast(node, node.dtype.newbyteorder("="))
+    turned = make.permute(native, order)
     if order != sorted(order) and node.nbytes > current().turned:
         turned = Settled(shape=turned.shape, dtype=turned.dtype, inputs=(turned,))
     length = math.prod(node.shape[a] for a in axes)
     lanes = make.reshape(turned, (*(node.shape[a] for a in kept), length))
-    return lanes, tuple(1 if a in axes else n for a, n in enumerate(node.shape))
+    ones = tuple(1 if a in axes else n for a, n in enumerate(node.shape))
+    return lanes, ones, native if axes and not kept else None
 
 
 def _ranked(
-    name: str, node: Node, ranks: tuple[int, ...], then: Callable[[Block], Block], key: tuple[Any, ...] = ()
-) -> Node:
-    """then(the elements of these ranks) for every lane; `then` works along the last axis, `key` tells it from others."""
+    name: str, node: Node, ranks: tuple[int, ...], then: Callable[[Block], Block], key: tuple[Any, ...] = (),
+    whole: Node | None = None,
+) -> Node:  # fmt: skip
+    """then(the elements of these ranks) for every lane; `then` works along the last axis, `key` tells it from others. Where all
+    of an array is one lane, `whole` is that array: its elements are counted in the order in which they are cheapest to read."""
     probe = then(np.zeros(len(ranks), node.dtype))
     shape = (*node.shape[:-1], len(probe))
     lane = functools.partial(Lane, shape=shape, dtype=probe.dtype, name=name, axis=node.ndim - 1, key=key)
@@ -50,16 +55,21 @@ def _ranked(
         return lane(inputs=(make.take(sort_lanes(node), ranks, node.ndim - 1),), function=then, memory=2)
     found: tuple[Node, ...] = ()
     digits, piece = digits_of(node.dtype, len(ranks)), current().rank_piece
+    source = node if whole is None else whole
+    axes = (node.ndim - 1,) if whole is None else tuple(range(whole.ndim))
+    lead = node.shape[:-1] if whole is None else (1,) * (whole.ndim - 1)
     for number, (shift, bits) in enumerate(digits, 1):
         last = number == len(digits)
-        rule = Counts(node.ndim, node.dtype, ranks, shift, bits, piece, then if last else None, key if last else ())
+        rule = Counts(
+            axes, source.ndim, node.dtype, ranks, shift, bits, piece, then if last else None, key if last else ()
+        )
         made = Select(
-            shape=shape if last else (*shape[:-1], 2 * len(ranks)), dtype=probe.dtype if last else np.dtype(np.uint64),
-            inputs=(node, *found), name=f"{name}, digit {number} of {len(digits)},", axes=(node.ndim - 1,),
-            working=node.dtype, rule=rule,
+            shape=(*lead, len(probe) if last else 2 * len(ranks)), dtype=probe.dtype if last else np.dtype(np.uint64),
+            inputs=(source, *found), name=f"{name}, digit {number} of {len(digits)},", axes=axes, working=node.dtype,
+            rule=rule,
         )  # fmt: skip
         found = (made,)
-    return made
+    return make.reshape(made, shape)
 
 
 def _pick(block: Block, ranks: tuple[int, ...], then: Callable[[Block], Block]) -> Block:
@@ -80,7 +90,7 @@ def median(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
 
     A lane of up to 1 MiB is read once; a longer one as often as its dtype has digits of 16 bits (float32: twice).
     """
-    node, ones = _lanes(x, axis)
+    node, ones, whole = _lanes(x, axis)
     length = node.shape[-1]
     if length == 0:
         dtype = np.mean(np.zeros(1, node.dtype)).dtype
@@ -89,7 +99,7 @@ def median(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
     ranks = tuple(sorted({(length - 1) // 2, length // 2, *([length - 1] if inexact else [])}))
     middle = [ranks.index((length - 1) // 2), ranks.index(length // 2)][: 2 - length % 2]
     then = functools.partial(_middle, places=middle, inexact=inexact)
-    return _shaped(_ranked("median", node, ranks, then), ones, (), axis, keepdims)
+    return _shaped(_ranked("median", node, ranks, then, whole=whole), ones, (), axis, keepdims)
 
 
 def _middle(found: Block, places: list[int], inexact: bool) -> Block:
@@ -121,7 +131,7 @@ def percentile(x: Any, q: Any, /, axis: Any = None, *, method: str = "linear", k
 def _quantile(name: str, x: Any, q: Block, weak: bool, axis: Any, method: str, keepdims: bool) -> Array:
     if method != "linear":
         raise InputError(f"{name} has the method 'linear', not {method!r}: sort the array and pick from it")
-    node, ones = _lanes(x, axis)
+    node, ones, whole = _lanes(x, axis)
     length, inexact = node.shape[-1], node.dtype.kind == "f"
     if node.dtype.kind in "bc":
         raise InputError(f"{name} takes real numbers, not {node.dtype}: cast it first")
@@ -138,7 +148,7 @@ def _quantile(name: str, x: Any, q: Block, weak: bool, axis: Any, method: str, k
     low, high = (np.searchsorted(ranks, places) for places in (below, above))
     then = functools.partial(_between, low=low, high=high, share=gamma, inexact=inexact)
     key = (q.dtype.str, q.tobytes(), weak)
-    return _shaped(_ranked(name, node, ranks, then, key), ones, q.shape, axis, keepdims)
+    return _shaped(_ranked(name, node, ranks, then, key, whole), ones, q.shape, axis, keepdims)
 
 
 def _between(found: Block, low: Block, high: Block, share: Any, inexact: bool) -> Block:
@@ -158,7 +168,7 @@ def topk(x: Any, k: int, /, axis: int = -1, *, largest: bool = True) -> tuple[Ar
     the largest. The array is read once, whatever the length of its lanes; `k` elements of each are held."""
     array = asarray(x)
     place = make.axis_index(axis, array.ndim)
-    node, _ = _lanes(array, place)
+    node, _, _ = _lanes(array, place)
     if not isinstance(k, int | np.integer):
         raise InputError(f"topk takes a whole number of elements, not {k!r}")
     if not 0 <= k <= node.shape[-1]:

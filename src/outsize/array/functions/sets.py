@@ -13,12 +13,17 @@ from outsize.array.functions.elementwise import asarray
 from outsize.array.functions.manipulation import broadcast_to, concat, stack
 from outsize.array.functions.sorting import argsort, sort
 from outsize.array.graph import build as make
+from outsize.array.graph.barrier import Barrier
+from outsize.array.graph.binned import mark_present
 from outsize.array.graph.external_sort import sort_lanes
-from outsize.array.graph.filter import Search, flat_mask, keep
-from outsize.array.graph.node import Node, Range
+from outsize.array.graph.filter import Search, first_of_equal, flat_mask, keep
+from outsize.array.graph.node import Node, Range, walk
+from outsize.array.plan.prepare import keep_count, resolve_budget
 from outsize.array.run.now import count, make_now
+from outsize.array.run.results import compute_node, compute_nodes
 from outsize.array.tuning import current
 from outsize.core.errors import InputError
+from outsize.core.events import default_listener
 
 __all__ = [
     "argwhere", "isin", "nonzero", "searchsorted", "unique", "unique_all", "unique_counts", "unique_inverse",
@@ -66,29 +71,22 @@ def argwhere(x: Any, /) -> Array:
     return stack(list(nonzero(x)), axis=1)
 
 
-def _first(ordered: Array, equal_nan: bool) -> Array:
-    if ordered.size < 2:
-        return asarray(np.ones(ordered.shape, bool))
-    differs = ordered[1:] != ordered[:-1]
-    if equal_nan and ordered.dtype.kind in "fc":
-        differs = differs & ((ordered[1:] == ordered[1:]) | (ordered[:-1] == ordered[:-1]))
-    return concat([asarray(np.ones(1, bool)), differs], axis=0)
-
-
 def _distinct(
     x: Any, *, index: bool = False, inverse: bool = False, counts: bool = False, equal_nan: bool = False
 ) -> list[Array]:
     """The distinct elements in order; then, where asked for: where each is first, which of them every element is, how often each
     is there. Sorted (in scratch where they are many) and counted now."""
     flat = Array(make.reshape(asarray(x).node, (-1,)))
+    if not (index or inverse or counts) and (marked := _marked(flat.node)) is not None:
+        return [marked]
     # first the order: it needs the largest budget, and says so
     order = make_now(argsort(flat).node) if index or inverse else None
     values = Array(make_now(sort(flat).node))
-    first = _first(values, equal_nan)
-    ends = count(first.node)
+    first = first_of_equal(values.node, equal_nan)
+    ends = count(first)
 
     def firsts(of: Node) -> Array:
-        return Array(keep(of, first.node, ends))
+        return Array(keep(of, first, ends))
 
     parts = [firsts(values.node)]
     if index and order is not None:
@@ -96,13 +94,36 @@ def _distinct(
     if inverse and order is not None:
         back = _places(0)
         if flat.size:  # the number of each element's kind, brought back to where the elements were
-            kind = Array(make.scan(np.add, first.astype(np.int64).node, 0)) - 1
+            kind = Array(make.scan(np.add, Array(first).astype(np.int64).node, 0)) - 1
             back = sort_lanes(order, carried=kind.node)
         parts.append(Array(make.reshape(back, asarray(x).shape)))
     if counts:
         start = firsts(_places(flat.size))
         parts.append(concat([start, asarray(np.array([flat.size]))])[1:] - start if flat.size else start)
     return parts
+
+
+def _marked(flat: Node) -> Array | None:
+    """The distinct elements of whole numbers that lie near each other: a mark for each that may be there, which is one read
+    beside that of the smallest and largest. None where marks would take more than the numbers, or than a third of the budget."""
+    room = min(flat.nbytes, (resolve_budget(None).host or 0) // 3)
+    if flat.dtype.kind not in "iu" or flat.nbytes <= current().made_now or current().spread:
+        return None
+    if any(isinstance(node, Barrier) for node in walk(flat)):
+        return None  # it is read twice, and should not be made twice
+    low, high = np.iinfo(flat.dtype).min, np.iinfo(flat.dtype).max
+    if high - low >= room:
+        array = Array(flat)
+        ends = compute_nodes([array.min().node, array.max().node], None, default_listener())
+        low, high = (int(end) for end in ends)
+    if high - low >= room:
+        return None
+    marks = np.zeros(high - low + 1, bool)
+    keep_count(marks)
+    compute_node(mark_present(flat, low, marks), None, default_listener())
+    mask = make.constant(marks)
+    found = Array(keep(_places(marks.size), mask, count(mask))).astype(flat.dtype)
+    return found + np.asarray(low, flat.dtype)
 
 
 def unique_values(x: Any, /) -> Array:

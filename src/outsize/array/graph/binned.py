@@ -1,4 +1,4 @@
-"""Counts of values by bin, a row for each block of elements; their sum is a histogram.
+"""Counts of values by bin, a row for each block of elements; their sum is a histogram. And which whole numbers there are.
 
 In: a flat array, and weights beside it where there are any. Out: counts, a row for each block. A sum over the rows rides on
 the same read, so the rows are never there all at once.
@@ -71,3 +71,46 @@ def count_bins(
     rows = -(-node.shape[0] // block)
     made = Binned(shape=(rows, bins), dtype=element, inputs=inputs, count=count, block=block, key=key)
     return make.reduce("sum", made, 0)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Present(Node):
+    """Marks the whole numbers that each block of a flat array has, in memory that all blocks share: they only ever set what
+    others may set too. What it gives says nothing."""
+
+    marks: Block
+    """A mark for each number from `first` on."""
+    first: int
+    """The smallest number."""
+    block: int
+    """Elements of a block; the last is shorter."""
+
+    called = "find which there are"
+
+    def stands_for(self) -> int:
+        return self.block * self.inputs[0].dtype.itemsize
+
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+        (first, last), child = region[0], self.inputs[0]
+        result = frame.array(region_shape(region), self.dtype) if out is None else out
+        values = frame.evaluate(child, ((first * self.block, min(child.shape[0], last * self.block)),))
+        frame.reserve(3 * 8 * _PIECE + 4096)
+        if not frame.dry:
+            wide = np.uint64 if child.dtype.kind == "u" else np.int64
+            for low in range(0, values.size, _PIECE):
+                places = values[low : low + _PIECE].astype(wide)
+                places -= wide(self.first)
+                self.marks[places.view(np.int64)] = True
+            result[...] = 0
+        return result
+
+    def detail(self) -> tuple[Any, ...]:
+        return (id(self.marks), self.first, self.block)
+
+
+def mark_present(node: Node, first: int, marks: Block) -> Node:
+    """Sets `marks` for the whole numbers of a flat array that lie from `first` on, when it is computed."""
+    block = current().filter_block
+    rows = -(-node.shape[0] // block)
+    made = Present(shape=(rows,), dtype=np.dtype(np.int64), inputs=(node,), marks=marks, first=first, block=block)
+    return make.reduce("sum", made, None)

@@ -45,6 +45,43 @@ class Tally(Node):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class First(Node):
+    """True where an element of a sorted array is not equal to the one before it."""
+
+    equal_nan: bool
+    """True where one NaN is like another."""
+
+    called = "first of equal"
+
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+        return self.both(region, frame)[0]
+
+    def both(self, region: Region, frame: Memory) -> tuple[Block, Block]:
+        """The mask of a region, and the elements."""
+        (start, stop), child = region[0], self.inputs[0]
+        before = min(1, start)
+        ahead = 1 if frame.dry and not before else 0  # all but the first region read one element more
+        values = frame.evaluate(child, ((start - before, min(child.shape[0], stop + ahead)),))
+        mask = frame.array((stop - start,), self.dtype)
+        frame.reserve((2 * values.size if self.equal_nan and values.dtype.kind in "fc" else 0) + 4096)
+        if frame.dry:
+            return mask, phantom(mask.shape, child.dtype)
+        mask[: 1 - before] = True
+        np.not_equal(values[1:], values[:-1], out=mask[1 - before :])
+        if self.equal_nan and values.dtype.kind in "fc":
+            mask[1 - before :] &= (values[1:] == values[1:]) | (values[:-1] == values[:-1])
+        return mask, values[before:]
+
+    def detail(self) -> tuple[Any, ...]:
+        return (self.equal_nan,)
+
+
+def first_of_equal(values: Node, equal_nan: bool) -> Node:
+    """Where each kind of element of a sorted array begins."""
+    return First(shape=values.shape, dtype=np.dtype(bool), inputs=(values,), equal_nan=equal_nan)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Filtered(Node):
     """The elements of the second input where the first is true."""
 
@@ -67,20 +104,26 @@ class Filtered(Node):
         for number in blocks if start < stop else ():
             mark = frame.mark()
             part = ((number * self.block, min(length, (number + 1) * self.block)),)
-            mask, values = (frame.evaluate(child, part) for child in self.inputs)
+            mask, values = self._read(part, frame)
             base = int(self.ends[number])
             low, high = max(start, base), min(stop, int(self.ends[number + 1]))
             result[low - start : high - start] = values[mask][low - base : high - base]
             frame.release(mark)
         return result
 
+    def _read(self, part: Region, frame: Memory) -> tuple[Block, Block]:
+        """A block of the mask and of the elements; both from one read where the mask tells equal neighbours apart."""
+        mask, values = self.inputs
+        if isinstance(mask, First) and mask.inputs[0] is values:
+            return mask.both(part, frame)
+        return frame.evaluate(mask, part), frame.evaluate(values, part)
+
     def _measure(self, blocks: list[int], result: Block, frame: Memory) -> Block:
         """One block stands for all; they may lie less luckily in their stores."""
         mark, loose = frame.mark(), frame.loose
         frame.loose = True
         with frame.repeated(max(1, len(blocks))):
-            for child in self.inputs:
-                frame.evaluate(child, ((0, min(self.inputs[0].shape[0], self.block)),))
+            self._read(((0, min(self.inputs[0].shape[0], self.block)),), frame)
         frame.loose = loose
         frame.release(mark)
         return phantom(result.shape, self.dtype)

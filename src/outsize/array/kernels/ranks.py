@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -61,10 +62,10 @@ def from_keys(keys: Block, dtype: np.dtype[Any]) -> Block:
 
 
 class Rule(Accumulator):
-    """A reduction of the last axis that keeps several values of a lane and finishes them itself."""
+    """A reduction of the last axis, or of all axes, that keeps several values of a lane and finishes them itself."""
 
-    def __init__(self, ndim: int, dtype: np.dtype[Any]) -> None:
-        super().__init__((ndim - 1,), ndim, dtype, dtype)
+    def __init__(self, axes: tuple[int, ...], ndim: int, dtype: np.dtype[Any]) -> None:
+        super().__init__(axes, ndim, dtype, dtype)
 
     @abc.abstractmethod
     def take_block(self, block: Block, region: Region, partial: States, *others: Block) -> None:
@@ -83,10 +84,10 @@ class Counts(Rule):
     """Counts of the next bits of elements that begin as the wanted ones do."""
 
     def __init__(
-        self, ndim: int, dtype: np.dtype[Any], ranks: tuple[int, ...], shift: int, bits: int, piece: int,
+        self, axes: tuple[int, ...], ndim: int, dtype: np.dtype[Any], ranks: tuple[int, ...], shift: int, bits: int, piece: int,
         then: Callable[[Block], Block] | None, key: tuple[Any, ...],
     ) -> None:  # fmt: skip
-        super().__init__(ndim, dtype)
+        super().__init__(axes, ndim, dtype)
         self.ranks, self.shift, self.bits, self.piece, self.then, self.key = ranks, shift, bits, piece, then, key
         self.first = shift + bits == 8 * dtype.itemsize
         self.rows = 1 if self.first else len(ranks)
@@ -103,18 +104,20 @@ class Counts(Rule):
     def temporaries(self, elements: int, region: Region) -> int:
         few = len(self.ranks) <= _FEW
         rows, listed = (1, 0) if few else (self.rows, 4 << _LISTED)
-        return listed + 48 * min(self.piece, region_shape(region)[-1]) + (16 * rows << self.bits) + 64 * len(self.ranks)
+        shape = region_shape(region)
+        piece = min(self.piece, math.prod(shape[axis] for axis in self.axes))
+        return listed + (48 + self.dtype.itemsize) * piece + (16 * rows << self.bits) + 64 * len(self.ranks)
 
     def take_block(self, block: Block, region: Region, partial: States, *others: Block) -> None:
         counts, wanted = partial
         counts[...] = 0
         wanted[..., 0, :] = others[0] if others else np.array([0] * len(self.ranks) + [*self.ranks], np.uint64)
-        for lane in np.ndindex(block.shape[:-1]):
+        for lane in np.ndindex(*self.kept(block.shape)[:-1]):
             starts = np.unique(wanted[lane][0, : len(self.ranks)])
             table = counts[lane][0].reshape(self.rows, -1)
             find = self._finder(starts)
-            for low in range(0, block.shape[-1], self.piece):
-                keys = to_keys(np.ascontiguousarray(block[lane][low : low + self.piece]))
+            for values in self._pieces(block if self.flat else block[lane]):
+                keys = to_keys(values)
                 if self.first:
                     table[0] += np.bincount(self._digits(keys), minlength=table.shape[1])
                     continue
@@ -128,6 +131,14 @@ class Counts(Rule):
                 digits = self._digits(keys[found])
                 digits += rows[found].astype(np.intp) << self.bits
                 table += np.bincount(digits, minlength=table.size).reshape(table.shape)
+
+    def _pieces(self, block: Block) -> Iterator[Block]:
+        """All elements, as they lie in memory."""
+        if block.ndim == 1:
+            for low in range(0, block.shape[0], self.piece):
+                yield np.ascontiguousarray(block[low : low + self.piece])
+            return
+        yield from np.nditer(block, flags=["external_loop", "buffered"], order="K", buffersize=self.piece)
 
     def _digits(self, keys: Block) -> Block:
         of = keys.dtype.type
@@ -186,7 +197,7 @@ class Best(Rule):
     """The first `k` elements of a lane in order, and where they were; equal ones in the order they came."""
 
     def __init__(self, ndim: int, dtype: np.dtype[Any], k: int, largest: bool) -> None:
-        super().__init__(ndim, dtype)
+        super().__init__((ndim - 1,), ndim, dtype)
         self.k, self.largest = k, largest
 
     def dtypes(self) -> tuple[np.dtype[Any], ...]:

@@ -24,6 +24,7 @@ from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, insid
 from outsize.array.passes.tiling import Box, Grid, balance, center, grow, inner_grid, page_box
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tuning import Tuning
+from outsize.engine.pool import within_pages
 
 
 @dataclass(slots=True)
@@ -125,7 +126,11 @@ class ReducePass(Pass):
     def _rows(self, number: int, region: Region, frame: Frame) -> list[Block]:
         """What earlier reductions found for the lanes of a chunk."""
         rows = self.others.get(number, ())
-        return [frame.evaluate(node, (*region[:-1], (0, node.shape[-1]))) for node in rows]
+        if not rows:
+            return []
+        axes = self.accumulators[number][1].axes
+        lanes = [(0, 1) if axis in axes else span for axis, span in enumerate(region[:-1])]
+        return [frame.evaluate(node, (*lanes, (0, node.shape[-1]))) for node in rows]
 
     def _state_bytes(self, tile: Box) -> int:
         return sum(
@@ -154,7 +159,10 @@ class ReducePass(Pass):
             if self.holds(frame, room.host - self._state_bytes(whole), there):
                 return self._settle(whole, whole, 1, 1, room)
         one = self.probe_box(domain, page)  # where a table is most of it, single elements would spare nothing
-        buffer = self.buffer(one.peak + one.outside, effort, room)
+        least = one.peak + one.outside
+        buffer = self.buffer(least, effort, room)
+        if effort.workers == 1 and least > effort.chunk:  # a part of a chunk is read by reading all of it
+            buffer = max(buffer, within_pages(max(0, min(2 * least, room.host - self._state_bytes(whole)))))
         allowed = room.host - effort.workers * buffer
         slots = 1
         tile = whole
@@ -171,7 +179,24 @@ class ReducePass(Pass):
         chunk, _ = grow(domain, element, self._seconds, fits, self._bytes, self.tuning, self.tuning.largest)
         slots = min(slots, max(1, len(Grid(domain, tile))))
         chunk = balance(tile, tuple(max(g, step // g * g) for step, g in zip(chunk, element, strict=True)), element)
-        return self._settle(tile, chunk, effort.workers, slots, room)
+        sized = self._settle(tile, chunk, effort.workers, slots, room)
+        return self._on_grid(sized, effort, room)
+
+    def _on_grid(self, sized: Sized, effort: Effort, room: Room) -> Sized:
+        """With chunks cut where those of sources are cut, if less is read so."""
+        grains = [[1] for _ in self.domain]
+        for store, _ in self.probe_box(self.domain, sized.chunk).reads:
+            if store.shape == self.domain:
+                grains = [[*grain, max(1, n)] for grain, n in zip(grains, store.granule, strict=True)]
+        steps = [math.lcm(own, *grain) for own, grain in zip(self._grain(), grains, strict=True)]
+        chunk = tuple(
+            size // step * step or (min(step, length) if step <= 2 * size else size)
+            for size, step, length in zip(sized.chunk, steps, self.domain, strict=True)
+        )
+        if chunk == sized.chunk or math.prod(steps) == 1:
+            return sized
+        other = self._settle(sized.grid.box, chunk, effort.workers, sized.slots, room)
+        return other if other.peak <= max(sized.peak, room.host) and self.cost(other) < self.cost(sized) else sized
 
     def _grain(self) -> Box:
         """The smallest chunk: of what riders' sinks write in one piece, the least that is whole for all."""

@@ -10,7 +10,7 @@ import math
 import os
 
 from outsize.array.store.base import Store
-from outsize.array.store.formats.remote import is_remote
+from outsize.array.store.io.addresses import is_remote
 from outsize.array.store.options import split_key
 from outsize.array.store.registry import find_format, open_store
 from outsize.core.contents import Contents, StoredArray

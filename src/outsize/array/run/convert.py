@@ -23,7 +23,7 @@ from outsize.array.plan.prepare import Prepared, prepare, run_prepared
 from outsize.array.run.cluster import on_one_worker
 from outsize.array.run.execute import run_schedule
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store
-from outsize.array.store.formats.remote import is_remote
+from outsize.array.store.io.addresses import is_remote
 from outsize.array.store.io.chunks import choose_chunks
 from outsize.array.store.io.partial import hold
 from outsize.array.store.options import as_numpy, split_key

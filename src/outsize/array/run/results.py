@@ -33,7 +33,7 @@ from outsize.array.run.execute import SCRATCH_PREFIX, digest_of, run_schedule
 from outsize.array.run.journal import Journal
 from outsize.array.store.base import Block, Region, Sink, Store, whole
 from outsize.array.store.formats.memory import MemorySink
-from outsize.array.store.formats.remote import is_remote
+from outsize.array.store.io.addresses import is_remote
 from outsize.array.store.io.partial import JOURNAL, hold
 from outsize.array.store.io.view import SeenSink
 from outsize.array.store.options import split_key

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.store.base import Block
-from outsize.array.store.formats.remote import is_remote, open_files
+from outsize.array.store.io.addresses import is_remote, open_files
 from outsize.array.store.io.file import naming
 
 _PIECE = 1 << 20

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outsize.array.store.base import Sink, Store
-from outsize.array.store.formats.remote import is_remote, open_remote
+from outsize.array.store.formats.remote import open_remote
+from outsize.array.store.io.addresses import is_remote
 from outsize.array.store.io.file import naming
 from outsize.array.store.options import Options, as_numpy, split_key
 from outsize.core.dtypes import parse_dtype

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.store.base import Block, Buffer, InPlace, Region, Store, give_back, region_shape, round_up
+from outsize.array.store.io.chunks import nests
 from outsize.core.errors import StoreError
 
 _CONSTANT = 1 << 17
@@ -98,7 +99,7 @@ class ObjectStore(Store):
 
     def _room(self, region: Region, on_grid: bool) -> int:
         touched = (
-            min(max(b - a, g), n) if on_grid and _nests(a, b, g) else min(-(-(b - a + g - 1) // g), -(-n // g)) * g
+            min(max(b - a, g), n) if on_grid and nests(a, b, g) else min(-(-(b - a + g - 1) // g), -(-n // g)) * g
             for (a, b), g, n in zip(region, (max(1, g) for g in self.granule), self.shape, strict=True)
         )
         decoded = int(self._memory * math.prod(touched) * self.dtype.itemsize)

@@ -1,4 +1,4 @@
-"""A zarr array that is written to an object store, chunk by chunk.
+"""Zarr arrays in object stores, read chunk by chunk as in a folder, and written so.
 
 zarr-python packs each chunk in memory, and its bytes go out as one object. An object store renames nothing, so the array stands
 under its own name from the first chunk on; what makes it an array, its metadata, is written last. Several processes may write
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, give_back
-from outsize.array.store.formats.remote import open_files, open_remote
-from outsize.array.store.formats.zarr import _EVERY_CHUNK, load_zarr
+from outsize.array.store.formats.zarr import _EVERY_CHUNK, ZarrStore, load_zarr
+from outsize.array.store.io.addresses import Address, open_files
 from outsize.array.store.io.chunks import choose_chunks, cut_regular
 from outsize.array.store.io.file import telling
 from outsize.array.store.options import Options
@@ -31,6 +31,27 @@ _COPIES = 5
 _CONSTANT = 6 * MiB
 """Bytes of a compressor's tables, and of a connection."""
 _METADATA = "zarr.json"
+_MARKERS = (_METADATA, ".zarray")
+"""Objects that make it an array."""
+
+
+class RemoteZarr(ZarrStore):
+    """One array behind an address."""
+
+    def _reach(self, key: str) -> Address:
+        files, inside = open_files(self._path)
+        below = f"{inside.rstrip('/')}/{key}" if key else inside
+        return Address(self.name, files, below)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteZarr, (self._path, self._options)
+
+    def fingerprint(self) -> str:
+        """What the store says of the object that makes it an array."""
+        files, inside = open_files(self._path)
+        folder = f"{inside.rstrip('/')}/{self._array.path}" if self._array.path else inside
+        found = next((f"{folder}/{name}" for name in _MARKERS if files.exists(f"{folder}/{name}")), inside)
+        return f"{self.name} {self.shape} {self.dtype.str} {files.ukey(found)}"
 
 
 class RemoteZarrSink(Sink):
@@ -130,7 +151,7 @@ class RemoteZarrSink(Sink):
         with telling(f"{self.name} cannot be written", self.name):
             files.pipe_file(f"{inside}/{_METADATA}", memory[_METADATA].to_bytes())
             files.invalidate_cache()
-        return open_remote(self.name, Options())
+        return RemoteZarr(self.name, Options())
 
     def abort(self) -> None:
         files, inside = open_files(self.name)

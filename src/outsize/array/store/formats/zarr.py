@@ -1,9 +1,9 @@
 """Zarr arrays, formats 2 and 3, read chunk by chunk into the engine's buffer and written beside their target.
 
 Opening and writing is zarr-python's work. Reading is ours for the chunks that need no more than a compressor (blosc,
-zstd, lz4 or none): file -> engine's buffer -> decoded in the engine's buffer -> block, so that not a byte is outside
+zstd, lz4 or none), in shards or not: file -> engine's buffer -> decoded into the block, so that not a byte is outside
 the budget; zarr-python holds up to three more copies of a chunk and hops through an event loop for each. Chunks with
-filters, shards, transposition or other codecs go through zarr-python, one chunk at a time, and `extent` counts what
+filters, transposition or other codecs go through zarr-python, one chunk at a time, and `extent` counts what
 it takes (`_LIBRARY_COPIES`, measured in tests/array/test_store_zarr.py).
 
 A missing chunk file: the format lets a writer leave out chunks that hold only the fill value, so a lost file and an
@@ -18,7 +18,8 @@ import os
 import shutil
 import struct
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,16 @@ from outsize.array.store.base import (
     region_shape,
     round_up,
 )
-from outsize.array.store.io.chunks import choose_chunks, cut_regular
+from outsize.array.store.io.chunks import Piece, choose_chunks, cut_regular, most_touched
 from outsize.array.store.io.decompress import DECODER, Coding, plain_coding
 from outsize.array.store.io.file import naming, sync_path, telling
+from outsize.array.store.io.objects import Folder, Objects
 from outsize.array.store.io.partial import forget_earlier, partial_path, publish
+from outsize.array.store.io.shards import Sharding, Span, find_sharding
 from outsize.array.store.options import DEFAULT, Options, choose_key
 from outsize.core.errors import InputError, StoreError
 from outsize.core.extras import need
-from outsize.core.units import MiB, format_bytes
+from outsize.core.units import MiB
 
 _MARKERS = ("zarr.json", ".zarray", ".zgroup")
 _LIBRARY_COPIES = 5
@@ -89,7 +92,6 @@ class ZarrStore(Store):
         array = _open_array(path, options.key, options.mode)
         self._path, self._options = path, options
         self.name = path if not array.path else f"{path}::{array.path}"
-        self.paths = (path,)
         self.shape = tuple(array.shape)
         self.dtype = np.dtype(array.dtype)
         if self.dtype.hasobject:
@@ -97,17 +99,47 @@ class ZarrStore(Store):
         self._chunk: tuple[int, ...] = tuple(max(1, length) for length in array.chunks)
         self.granule = tuple(min(c, max(1, n)) for c, n in zip(self._chunk, self.shape, strict=True))
         self._array = array
-        self._folder = os.path.join(path, array.path) if array.path else path
-        self._coding = plain_coding(array)
+        self._objects = self._reach(array.path)
+        self._sharding, codecs = find_sharding(array) if array.shards else (None, None)
+        self._coding = plain_coding(array, codecs) if codecs or not array.shards else None
         self._shard = tuple(array.shards) if array.shards else self._chunk
         self._chunk_bytes = math.prod(self._chunk) * self.dtype.itemsize
+        self._encoded = round_up(_most_encoded(self._chunk_bytes))
+
+    def _reach(self, key: str) -> Objects:
+        """Where the chunks stand."""
+        self.paths = (self._path,)
+        return Folder(os.path.join(self._path, key) if key else self._path)
+
+    @property
+    def folder(self) -> str:
+        """The folder of its chunks."""
+        assert isinstance(self._objects, Folder)
+        return self._objects.path
 
     def extent(self, region: Region) -> int:
-        block = round_up(self.bytes_of(region))
-        encoded = round_up(_most_encoded(self._chunk_bytes))
+        return self._room(region, most_touched(region, self._chunk, self.shape, on_grid=True))
+
+    def most(self, region: Region) -> int:
+        return self._room(region, most_touched(region, self._chunk, self.shape, on_grid=False))
+
+    def _room(self, region: Region, number: int) -> int:
+        index = number * round_up(self._sharding.index_bytes) if self._sharding else 0
+        lane, beside = self._lane()
+        return round_up(self.bytes_of(region)) + self._lanes(number, self.bytes_of(region)) * (lane + beside) + index
+
+    def _lane(self) -> tuple[int, int]:
+        """What a chunk takes to be read and decoded, and what its way takes beside it."""
+        decoded = round_up(self._chunk_bytes)
         if self._coding is None:
-            return block + encoded + _LIBRARY_COPIES * self._chunk_bytes + _LIBRARY_CONSTANT + DECODER
-        return block + encoded + round_up(self._chunk_bytes) * self._coding.copies + self._coding.state
+            decoded = _LIBRARY_COPIES * decoded + _LIBRARY_CONSTANT + DECODER
+        else:
+            decoded = decoded * self._coding.copies + self._coding.state
+        return self._encoded + decoded, round_up(self._objects.beside(self._encoded))
+
+    def _lanes(self, number: int, wanted: int) -> int:
+        """How many chunks are read at once of so many, of which so many bytes are wanted."""
+        return max(1, min(wanted // sum(self._lane()), number, self._objects.lanes))
 
     def traffic(self, region: Region) -> int:
         """A bound: chunks touched times the decoded size of one; what was saved is known only after reading."""
@@ -116,18 +148,21 @@ class ZarrStore(Store):
     def read(self, region: Region, buffer: Buffer) -> Block:
         used = self.bytes_of(region)
         block = buffer[:used].view(self.dtype).reshape(region_shape(region))
-        scratch = buffer[round_up(used) :]
+        scratch, (lane_bytes, beside) = buffer[round_up(used) :], self._lane()
+        lanes = self._lanes(count_chunks(region, self._chunk), used)
+        lanes = max(1, min(lanes, scratch.nbytes // (lane_bytes + beside)))
+        give_back(scratch if self._coding is None else scratch[lanes * lane_bytes :])  # for the library's own memory
+        pieces = cut_regular(region, self._chunk)
         if self._coding is None:
-            give_back(scratch)
-        for piece in cut_regular(region, self._chunk):
-            if self._coding is None:
-                with _told(self.name, f"region {piece.region}"):
-                    self._check_present(piece.region)
-                    selection = tuple(slice(*axis) for axis in piece.region)
-                    block[piece.target] = self._array.get_basic_selection(selection)
-            else:
-                decoded = self._decode(self._coding, piece.chunk, scratch)
-                block[piece.target] = self._array.fill_value if decoded is None else decoded[piece.inside]
+            self._objects.each(lambda piece, _: self._ask_library(piece, block), pieces, lanes)
+            return block
+        coding = self._coding
+
+        def work(span: Span, lane: int) -> None:
+            place = scratch[lane * lane_bytes : (lane + 1) * lane_bytes]
+            self._take(coding, span, block, place[: self._encoded], place[self._encoded :])
+
+        self._objects.each(work, self._spans(pieces, lanes, block), lanes)
         return block
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -135,47 +170,122 @@ class ZarrStore(Store):
 
     def fingerprint(self) -> str:
         """Metadata and the folder's own times: a chunk that is replaced changes the folder it stands in."""
-        paths = [os.path.join(self._folder, name) for name in ("", *_MARKERS, "c")]
+        paths = [os.path.join(self.folder, name) for name in ("", *_MARKERS, "c")]
         times = [os.stat(path).st_mtime_ns for path in paths if os.path.exists(path)]
         return f"{os.path.abspath(self.name)} {self.shape} {self.dtype.str} {times}"
 
     def update(self) -> Sink:
         return _InPlaceZarr(self) if self._options.mode == "r+" else super().update()
 
-    def _decode(self, coding: Coding, chunk: tuple[int, ...], scratch: Buffer) -> Block | None:
-        """One chunk, decoded inside `scratch`; None where its file is missing and that means the fill value."""
-        key = self._array.metadata.encode_chunk_key(chunk)
-        path = os.path.join(self._folder, key)
-        encoded_most = round_up(_most_encoded(self._chunk_bytes))
+    def _key(self, chunk: tuple[int, ...]) -> str:
+        return str(self._array.metadata.encode_chunk_key(chunk))
+
+    def _spans(self, pieces: Iterable[Piece], lanes: int, block: Block) -> Iterator[Span]:
+        """What is to be read for these pieces; those that are known to hold the fill value are done with."""
+        sharding = self._sharding
+        if sharding is None:
+            yield from (Span(self._key(piece.chunk), None, 0, [(0, piece)]) for piece in pieces)
+            return
+        shards: dict[tuple[int, ...], list[Piece]] = {}
+        for piece in pieces:
+            shards.setdefault(sharding.shard_of(piece.chunk), []).append(piece)
+        indices: dict[tuple[int, ...], Any] = {}
+
+        def look(shard: tuple[int, ...], _: int) -> None:
+            indices[shard] = self._index(sharding, shard)
+
+        def fill(piece: Piece) -> None:
+            block[piece.target] = self._array.fill_value
+
+        self._objects.each(look, shards, min(lanes, len(shards)))
+        for shard, inside in shards.items():
+            key, index = self._key(shard), indices.pop(shard)
+            if index is None:
+                for piece in inside:
+                    fill(piece)
+                continue
+            with self._damaged(key):
+                yield from sharding.spans(key, index, inside, self._encoded, fill)
+
+    def _index(self, sharding: Sharding, shard: tuple[int, ...]) -> Any:
+        """The index of a shard; None where the shard is missing and that means the fill value."""
+        key, data = self._key(shard), np.empty(sharding.index_bytes, np.uint8)
         try:
-            encoded = _read_file(path, scratch[:encoded_most])
+            self._objects.read_range(key, sharding.index_at, data)
         except FileNotFoundError:
             self._refuse_missing(key)
             return None
-        out = scratch[encoded_most : encoded_most + self._chunk_bytes]
+        with self._damaged(key):
+            return sharding.open_index(data)
+
+    def _take(self, coding: Coding, span: Span, block: Block, fetched: Buffer, scratch: Buffer) -> None:
+        """Read a span and put its chunks into the block."""
         try:
-            plain = coding.decode(encoded, out)
+            if span.start is None:
+                piece = span.parts[0][1]
+                place = self._place(coding, piece, block)
+                into = place if place is not None and coding.plain else fetched
+                self._decode(coding, self._objects.read_whole(span.key, into), piece, block, scratch, place)
+                return
+            with self._objects.stream(span.key, span.start, span.size) as take:
+                for length, piece in span.parts:
+                    place = self._place(coding, piece, block)
+                    straight = place is not None and coding.plain and length == place.nbytes
+                    encoded = place if straight and place is not None else fetched[:length]
+                    take(encoded)
+                    self._decode(coding, encoded, piece, block, scratch, place)
+        except FileNotFoundError:
+            self._refuse_missing(span.key)
+            for _, piece in span.parts:
+                block[piece.target] = self._array.fill_value
+
+    def _decode(
+        self, coding: Coding, encoded: Buffer, piece: Piece, block: Block, scratch: Buffer, place: Buffer | None
+    ) -> None:
+        """Decode a chunk to where it belongs, which is `place` where it lies there as it is coded."""
+        with self._damaged(self._key(piece.chunk)):
+            plain = coding.decode(encoded, scratch[: self._chunk_bytes] if place is None else place)
+            if plain.nbytes != self._chunk_bytes:
+                raise ValueError(
+                    f"it holds {plain.nbytes} bytes, the chunk shape {self._chunk} of {self.dtype} takes {self._chunk_bytes}"
+                )
+        if place is None:
+            block[piece.target] = plain.view(coding.dtype).reshape(self._chunk, order=coding.order)[piece.inside]
+        elif plain.ctypes.data != place.ctypes.data:
+            place[:] = plain
+
+    def _place(self, coding: Coding, piece: Piece, block: Block) -> Buffer | None:
+        """The bytes of a block that are a chunk as it is coded, if the chunk is whole and lies in one piece there."""
+        target = block[piece.target] if block.ndim else block
+        whole = target.nbytes == self._chunk_bytes and target.flags.c_contiguous
+        straight = whole and coding.order == "C" and coding.dtype == self.dtype
+        return target.reshape(-1).view(np.uint8) if straight else None
+
+    @contextmanager
+    def _damaged(self, key: str) -> Iterator[None]:
+        try:
+            yield
         except (RuntimeError, ValueError, struct.error) as error:
+            path = f"{self._path}/{key}"
             raise StoreError(f"chunk {key} of {self.name} is damaged: {error}", path=path) from None
-        if plain.nbytes != self._chunk_bytes:
-            raise StoreError(
-                f"chunk {key} of {self.name} is damaged: it holds {plain.nbytes} bytes, the chunk shape "
-                f"{self._chunk} of {self.dtype} takes {self._chunk_bytes}", path=path,
-            )  # fmt: skip
-        return plain.view(coding.dtype).reshape(self._chunk, order=coding.order)
+
+    def _ask_library(self, piece: Piece, block: Block) -> None:
+        with _told(self.name, f"region {piece.region}"):
+            self._check_present(piece.region)
+            selection = tuple(slice(*axis) for axis in piece.region)
+            block[piece.target] = self._array.get_basic_selection(selection)
 
     def _check_present(self, region: Region) -> None:
         shard = tuple(start // length for (start, _), length in zip(region, self._shard, strict=True))
-        key = self._array.metadata.encode_chunk_key(shard)
-        if not os.path.exists(os.path.join(self._folder, key)):
-            self._refuse_missing(key)
+        if self._options.missing == "error" and not self._objects.exists(self._key(shard)):
+            self._refuse_missing(self._key(shard))
 
     def _refuse_missing(self, key: str) -> None:
         if self._options.missing == "error":
             raise StoreError(
                 f"chunk file {key} of {self.name} is missing: it was lost, or its writer left it out because it held "
                 f"only the fill value {self._array.fill_value}; to read it as that, open with missing='fill'",
-                path=os.path.join(self._folder, key),
+                path=f"{self._path}/{key}",
             )
 
 
@@ -214,24 +324,6 @@ def _open_to_write(path: str, key: str = "") -> Any:
     zarr = load_zarr()
     with zarr.config.set({f"array.{name}": value for name, value in _EVERY_CHUNK.items()}):
         return zarr.open_array(path, path=key, mode="r+")
-
-
-def _read_file(path: str, buffer: Buffer) -> Buffer:
-    """A whole file at the start of `buffer`; a file that is longer is refused."""
-    with open(path, "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > buffer.nbytes:
-            raise StoreError(
-                f"chunk file {path} has {format_bytes(size)}, more than any encoding of its chunk "
-                f"({format_bytes(buffer.nbytes)}): it is damaged", path=path,
-            )  # fmt: skip
-        done = 0
-        while done < size:
-            count = file.readinto(buffer[done:size].data)
-            if not count:
-                raise StoreError(f"chunk file {path} ended at byte {done} of {size} while it was read", path=path)
-            done += count
-    return buffer[:size]
 
 
 def _most_encoded(size: int) -> int:
@@ -355,5 +447,5 @@ class _InPlaceZarr(InPlace, _ZarrWriter):
         self.name = self.partial = store.name
         self.shape, self.dtype = store.shape, store.dtype
         self.granule = store._shard
-        super().__init__(store._folder)
+        super().__init__(store.folder)
         self._array = store._array

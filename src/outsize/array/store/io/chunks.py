@@ -48,6 +48,26 @@ def cut_regular(region: Region, chunk: Sequence[int]) -> Iterator[Piece]:
     return cut(region, [range(0, stop + length, length) for (_, stop), length in zip(region, chunk, strict=True)])
 
 
+def most_touched(region: Region, chunk: Sequence[int], shape: Sequence[int], *, on_grid: bool) -> int:
+    """How many chunks a region of this shape touches at most: `on_grid` as a tile of a grid whose other tiles are asked for too,
+    else wherever it lies."""
+    return math.prod(_most_on_axis(a, b, g, n, on_grid) for (a, b), g, n in zip(region, chunk, shape, strict=True))
+
+
+def _most_on_axis(start: int, stop: int, granule: int, length: int, on_grid: bool) -> int:
+    if start >= stop:
+        return 0
+    if on_grid and (nests(start, stop, granule) or (stop == length and start % granule == 0)):
+        return -(-stop // granule) - start // granule
+    return min((stop - start + 2 * granule - 2) // granule, -(-length // granule))
+
+
+def nests(start: int, stop: int, granule: int) -> bool:
+    """True where a span is one of equal spans from 0 on, which are whole granules or whole parts of one."""
+    size = stop - start
+    return size > 0 and start % size == 0 and (size % granule == 0 or granule % size == 0)
+
+
 def _cut_axis(start: int, stop: int, lines: Sequence[int]) -> list[tuple[int, int, int, int, int]]:
     """(number of the chunk, start, stop, start of the chunk, start of the region) along one axis."""
     if start >= stop:

@@ -31,6 +31,8 @@ class Coding:
         """Decoded chunks held at once: a zstd frame that does not state its size is decoded beside the buffer."""
         self.state = 0 if name is None else DECODER
         """Bytes the decompressor takes by itself."""
+        self.plain = name is None
+        """True where bytes are stored as they are."""
         self._name = name
         if name is not None:
             self._codec = importlib.import_module("numcodecs").get_codec({"id": name})
@@ -75,8 +77,8 @@ _STATED_SIZE: dict[str, Callable[[Buffer], int | None]] = {
 """Compressors that decode into a buffer of ours -> the reader of the size that the encoded bytes state."""
 
 
-def plain_coding(array: Any) -> Coding | None:
-    """The coding of an array whose chunks need no more than a compressor, else None."""
+def plain_coding(array: Any, of_chunks: list[dict[str, Any]] | None = None) -> Coding | None:
+    """The coding of an array whose chunks need no more than a compressor, else None. `of_chunks`: codecs of chunks in shards."""
     fields = array.metadata.to_dict()
     dtype = np.dtype(array.dtype)
     if fields["zarr_format"] == 2:
@@ -85,7 +87,8 @@ def plain_coding(array: Any) -> Coding | None:
         if fields.get("filters") or name not in (None, *_STATED_SIZE):
             return None
         return Coding(name, dtype, fields["order"])
-    codecs: list[dict[str, Any]] = [codec if isinstance(codec, dict) else {"name": codec} for codec in fields["codecs"]]
+    told = of_chunks or fields["codecs"]
+    codecs: list[dict[str, Any]] = [codec if isinstance(codec, dict) else {"name": codec} for codec in told]
     names = [codec["name"] for codec in codecs]
     if names[:1] != ["bytes"] or len(names) > 2 or not set(names[1:]) <= set(_STATED_SIZE):
         return None
