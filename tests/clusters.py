@@ -182,6 +182,9 @@ class RayProcesses(Processes):
             end = time.monotonic() + seconds
             while sum(node["Alive"] for node in ray.nodes()) < number + 1:
                 assert time.monotonic() < end, "nodes did not start"
+                for place, process in enumerate(self.workers):
+                    if process.poll() is not None:  # another process took one of its ports
+                        self.workers[place] = self._start_worker(place)
                 time.sleep(0.2)
         finally:
             ray.shutdown()

@@ -152,12 +152,14 @@ def test_a_format_of_one_writer_is_written_by_one_worker(x: Any, client: Any, tm
     np.testing.assert_array_equal(outsize.open(tmp_path / "y.h5").compute(), (x + 1).compute())
 
 
-def test_a_tensor_is_decomposed_by_one_worker(client: Any, tmp_path: Path) -> None:
-    sides = [np.random.default_rng(side).random((30 + side, 3)) for side in range(3)]
+def test_a_tensor_is_decomposed_by_all_workers(client: Any, tmp_path: Path) -> None:
+    sides = [np.random.default_rng(side).random((90 + side, 3)) for side in range(3)]
     np.save(tmp_path / "t.npy", np.einsum("ia,ja,ka->ijk", *sides))
-    with joined(client):
+    with joined(client, scratch=str(tmp_path)), use(replace(SMALL, shared_stream=1 << 20, largest=1 << 18)):
         made = outsize.decompose(tmp_path / "t.npy", "tucker", error=1e-6, budget="64MiB")
+    assert made.plan.workers == 2 and made.plan.useful_workers == 8
     np.testing.assert_allclose(made.compute(), np.load(tmp_path / "t.npy"), rtol=1e-4)
+    assert not left_over(tmp_path)
 
 
 # Faults

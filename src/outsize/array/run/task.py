@@ -85,11 +85,11 @@ def pack(
     sizes = {field.name: getattr(sized, field.name) for field in fields(sized) if field.name != "work"}
     known = [samples.get(node) for node in bound]
     stores = [bindings[node] for node in bound]
-    packed: bytes = _pickler().dumps((parts, len(nodes), sinks, stores, known, type(sized), sizes, tuning), protocol=5)
+    packed: bytes = pickler().dumps((parts, len(nodes), sinks, stores, known, type(sized), sizes, tuning), protocol=5)
     return packed
 
 
-def _pickler() -> Any:
+def pickler() -> Any:
     """What the engine pickles with, which takes functions of a user's script by value; else Python's own."""
     return next((sys.modules[name] for name in ("cloudpickle", "ray.cloudpickle") if name in sys.modules), pickle)
 
@@ -141,8 +141,8 @@ def forget_passes() -> None:
         _loaded.clear()
 
 
-def _told(function: Callable[..., Done]) -> Callable[..., Done]:
-    """A path that is missing on a worker is told as that."""
+def on_worker(function: Callable[..., Done]) -> Callable[..., Done]:
+    """A task, as a worker runs it: its memory goes back, and a path that is missing there is told as that."""
 
     @functools.wraps(function)  # so that workers find it by its name
     def run(folder: str, name: str, *arguments: Any) -> Done:
@@ -201,7 +201,7 @@ def _settle(sinks: tuple[Sink, ...]) -> tuple[tuple[int, Region, Block], ...]:
     return tuple(kept)
 
 
-@_told
+@on_worker
 def run_tiles(folder: str, name: str, samples: str, tiles: Sequence[int], budget: int) -> Done:
     """Some tiles of a pass."""
     files = SideFiles(folder)
@@ -269,7 +269,7 @@ class _Part(Work):
         self.files.put(self.name, self.work.partial(state))
 
 
-@_told
+@on_worker
 def run_part(folder: str, name: str, part: Region, result: str, budget: int) -> Done:
     """A part of one tile."""
     files = SideFiles(folder)
@@ -278,7 +278,7 @@ def run_part(folder: str, name: str, part: Region, result: str, budget: int) -> 
     return _run(files, payload, _Part(pass_, files, result), [(0, part)], budget)
 
 
-@_told
+@on_worker
 def join_parts(
     folder: str, name: str, outer: Region, parts: tuple[tuple[Region, str], ...], result: str | None, budget: int
 ) -> Done:  # fmt: skip

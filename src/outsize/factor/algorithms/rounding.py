@@ -91,7 +91,9 @@ def _cut_tall(core: Block, step: int, allowed2: float, rank: int | None) -> tupl
     length, rest = len(core), core.shape[1:]
     edges = np.linspace(0, length, length // step + 1).astype(int).tolist()
     blocks = list(itertools.pairwise(edges))
-    triangles = [np.linalg.qr(core[low:high].reshape(high - low, -1), mode="r") for low, high in blocks]
+    triangles: list[Block] = [
+        np.asarray(np.linalg.qr(core[low:high].reshape(high - low, -1), mode="r")) for low, high in blocks
+    ]
     wide = triangles[0].shape[1]
     top, triangle = np.linalg.qr(np.concatenate(triangles))
     u, s, vh = np.linalg.svd(triangle, full_matrices=False)
