@@ -30,9 +30,6 @@ _QUIET = {"DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "critical", "OMP_NUM_THREADS
 class Processes:
     """A scheduler and its workers."""
 
-    waits: str
-    """Part of the command line of a process that works."""
-
     def __init__(self, folder: Path, workers: int, limit: int, groups: list[cgroup.Group], env: dict[str, str]) -> None:
         self.folder, self.limit, self.groups = folder, limit, groups
         self.env = {**os.environ, **_QUIET, **env}
@@ -65,9 +62,13 @@ class Processes:
         """The process of a worker that works now."""
         with contextlib.suppress(psutil.Error):
             children = psutil.Process(self.workers[number].pid).children(recursive=True)
-            found = [one for one in children if self.waits in " ".join(one.cmdline())]
+            found = [one for one in children if self.is_working(" ".join(one.cmdline()))]
             return found[0] if found else None
         return None
+
+    def is_working(self, command: str) -> bool:
+        """True for the command line of a process that works."""
+        raise NotImplementedError
 
     def standing(self) -> list[int | None]:
         """What is another number, or none, once a worker has died."""
@@ -108,8 +109,6 @@ class Processes:
 class DaskProcesses(Processes):
     """A scheduler of Dask, nannies and workers."""
 
-    waits = "spawn_main"
-
     @property
     def address(self) -> str:
         return f"tcp://127.0.0.1:{self.port}"
@@ -125,6 +124,9 @@ class DaskProcesses(Processes):
         ]  # fmt: skip
         return self._start(command, self.groups[number] if self.groups else None)
 
+    def is_working(self, command: str) -> bool:
+        return "spawn_main" in command
+
     def wait(self, number: int, seconds: float = 600) -> None:
         import distributed
 
@@ -138,7 +140,6 @@ class DaskProcesses(Processes):
 class RayProcesses(Processes):
     """A head of Ray that works nothing, and nodes of one processor."""
 
-    waits = "ray::"
     store = 96 << 20
     """Bytes of a node's object store, which is shared memory."""
 
@@ -173,6 +174,9 @@ class RayProcesses(Processes):
                 return
             time.sleep(0.2)
         raise AssertionError("the head of Ray did not start")
+
+    def is_working(self, command: str) -> bool:
+        return "ray::" in command and "Agent" not in command
 
     def wait(self, number: int, seconds: float = 600) -> None:
         import ray

@@ -32,6 +32,7 @@ from outsize.array.run.task import (
     Samples,
     forget_passes,
     join_parts,
+    meters_of,
     pack,
     read_samples,
     run_part,
@@ -142,13 +143,15 @@ class Distribution:
         if not shares.tasks:
             return
         self._hand_over(number, sized, sinks, dict(bindings))
-        volume = work.volume()
+        volume, meters = work.volume(), meters_of(work)
 
         def finish(task: Task, told: Done | None) -> None:
             told = told or Done()  # of a simulated task nothing is told
             self.peak = max(self.peak, told.peak)
             for output, region, block in told.kept:
                 _place(sinks[output], region, block)
+            for meter, measured in zip(meters, told.measured, strict=False):
+                meter.give(measured)
             if note is not None and task.function is run_tiles:
                 for tile in task.arguments[3]:
                     note(tile)

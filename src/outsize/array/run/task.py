@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,9 @@ import numpy as np
 from outsize.array.graph.external_sort import Runs, index_of
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.local import Together
-from outsize.array.graph.node import Node, put_together, take_apart
+from outsize.array.graph.node import Node, Source, put_together, take_apart, walk
 from outsize.array.kernels.blas import blas_threads
+from outsize.array.kernels.precision import Measured, MeasuredStore, Meter
 from outsize.array.passes.base import Job, Pass, Sized
 from outsize.array.passes.tiling import Grid
 from outsize.array.plan.layout import remake_pass
@@ -47,6 +48,8 @@ class Done:
 
     kept: tuple[tuple[int, Region, Block], ...] = ()
     """Small results that stay with the driver: (number of the output, region, values)."""
+    measured: tuple[Measured, ...] = ()
+    """What the meters of its sources say, in the order of `meters_of`."""
     peak: int = 0
     """Most bytes of its pool that were out at once."""
     seconds: float = 0.0
@@ -151,7 +154,7 @@ def on_worker(function: Callable[..., Done]) -> Callable[..., Done]:
                 began = time.perf_counter()
                 done = function(folder, name, *arguments)
                 trim_heap()
-                return Done(kept=done.kept, peak=done.peak, seconds=time.perf_counter() - began)
+                return replace(done, seconds=time.perf_counter() - began)
         except MissingPath as error:
             machine = os.uname().nodename
             if not SideFiles(folder).there():
@@ -213,11 +216,22 @@ def run_tiles(folder: str, name: str, samples: str, tiles: Sequence[int], budget
         if isinstance(every, Grid)
         else [tile for tile in enumerate(every) if tile[0] in wanted]
     )
+    meters = meters_of(work)
+    for meter in meters:
+        meter.take()  # of a task that failed here
     done = _run(files, payload, work, found, budget)
+    done = replace(done, measured=tuple(meter.take() for meter in meters))
     node, sink = work.outputs[0]
     if isinstance(node, Runs) and isinstance(sink, Scratch):
         files.put(samples, _pack_samples(index_of(sink.reader, node).take_all(), node))
     return done
+
+
+def meters_of(work: Pass) -> list[Meter]:
+    """The meters of all that a pass reads, in the order in which it is met."""
+    nodes = walk(*(node for node, _ in work.outputs))
+    stores = [node.store for node in nodes if isinstance(node, Source)]
+    return [store.meter for store in stores if isinstance(store, MeasuredStore)]
 
 
 def _pack_samples(samples: Samples, node: Runs) -> list[Block]:
