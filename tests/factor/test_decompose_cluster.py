@@ -42,9 +42,12 @@ class Counting(LocalEngine):
 
 
 @contextlib.contextmanager
-def workers(made: Counting, folder: Path, tiles: Tuning = TILES) -> Iterator[Counting]:
+def workers(
+    made: Counting, folder: Path, tiles: Tuning = TILES, scratch: str | None = None
+) -> Iterator[Counting]:  # fmt: skip
     joined = joining.local_cluster(3, 1)
-    with use(tiles), use_cluster(replace(joined, executor=made, scratch=str(folder / "scratch"))):
+    (folder / "scratch").mkdir(exist_ok=True)
+    with use(tiles), use_cluster(replace(joined, executor=made, scratch=scratch or str(folder / "scratch"))):
         yield made
     assert made.left == 0 or not [name for name in os.listdir(folder / "scratch") if "decompose" in name]
 
@@ -99,7 +102,6 @@ def test_a_lost_scheduler_costs_no_part_that_was_finished(tmp_path: Path) -> Non
 
 def test_an_array_in_the_memory_of_this_process_is_decomposed_here(tmp_path: Path) -> None:
     x = low_rank((90, 60, 50), 3, 1e-5, "f8")
-    (tmp_path / "scratch").mkdir()
     with workers(Counting(), tmp_path, replace(TILES, shared_stream=(1 << 20) + 1)) as engine:
         made = outsize.decompose(x, "tucker", 1e-3, budget="24MiB")
     assert not engine.ran and true_error(made, x) <= made.error
@@ -107,7 +109,6 @@ def test_an_array_in_the_memory_of_this_process_is_decomposed_here(tmp_path: Pat
 
 def test_no_process_plans_more_than_the_one_that_asks_may_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "x.npy", low_rank((90, 60, 50), 3, 1e-5, "f4"))
-    (tmp_path / "scratch").mkdir()
     here = resolve_budget("20MiB")
     real = resolve_budget
     monkeypatch.setattr(
@@ -116,3 +117,11 @@ def test_no_process_plans_more_than_the_one_that_asks_may_hold(tmp_path: Path, m
     with workers(Counting(), tmp_path):
         plan = outsize.decompose(tmp_path / "x.npy", "tucker", 1e-3, budget="64MiB", dry_run=True)
     assert plan.budgets[0].bytes == 20 << 20
+
+
+def test_with_scratch_in_an_object_store_one_worker_does_all(tmp_path: Path) -> None:
+    x = low_rank((90, 60, 50), 3, 1e-5, "f4")
+    np.save(tmp_path / "x.npy", x)
+    with workers(Counting(), tmp_path, scratch="s3://bucket/scratch") as engine:
+        made = outsize.decompose(tmp_path / "x.npy", "tucker", 1e-3, budget="24MiB")
+    assert [task.function.__name__ for task in engine.ran] == ["call"] and true_error(made, x) <= made.error

@@ -17,6 +17,7 @@ from outsize.array.graph.node import Node, walk
 from outsize.array.plan.prepare import resolve_budget
 from outsize.array.run.cluster import on_one_worker
 from outsize.array.run.now import make_now
+from outsize.array.store.formats.remote import is_remote
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.events import Listener, default_listener
 from outsize.core.extras import need
@@ -64,8 +65,8 @@ def decompose(
     """
     node, joined = _open(x), current_cluster()
     request = read_request(method, error, rank, node.shape)
-    if joined is not None and device not in (None, "cpu"):
-        return _on_a_device(Array(node), method, error, rank, budget, device, dry_run=dry_run, resume=resume)
+    if joined is not None and (device not in (None, "cpu") or is_remote(joined.scratch or "")):
+        return _on_one_worker(Array(node), method, error, rank, budget, device, dry_run=dry_run, resume=resume)
     if not dry_run and any(each.barrier for each in walk(node)):
         node = make_now(node)
     with (
@@ -114,8 +115,8 @@ def _decompose(
             session.close()
 
 
-def _on_a_device(x: Array, method: str, error: Any, rank: Any, budget: Any, device: Any, **options: Any) -> Any:
-    """The whole work on one worker, which has the device."""
+def _on_one_worker(x: Array, method: str, error: Any, rank: Any, budget: Any, device: Any, **options: Any) -> Any:
+    """The whole work on one worker: it has the device, or a disk for what an object store does not take piece by piece."""
     made = on_one_worker(decompose, budget, x, method, error, rank, device=device, **options)
     return replace(made, workers=1, useful_workers=1) if isinstance(made, Plan) else made
 

@@ -34,6 +34,7 @@ from outsize.array.store.base import Block, Buffer, Region, Sink, Store
 from outsize.array.store.io.view import SeenSink
 from outsize.array.tuning import Tuning
 from outsize.core.errors import ClusterError, InputError, MissingPath, StoreError
+from outsize.engine.cluster import use_cluster
 from outsize.engine.heap import lean_heap, trim_heap
 from outsize.engine.pool import MemoryPool, make_buffer
 from outsize.engine.threads import Work, run_work
@@ -317,5 +318,6 @@ def join_parts(
 
 
 def call(function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Work that one worker does by itself, as it would run in one process."""
-    return function(*arguments, **options)
+    """Work that one worker does by itself, as it would run in one process; that process may be the one that asks (`local`)."""
+    with use_cluster(None):
+        return function(*arguments, **options)
