@@ -145,6 +145,7 @@ class RayProcesses(Processes):
 
     def __init__(self, *given: Any) -> None:
         self.temporary = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # paths of sockets are short
+        os.environ["RAY_AUTH_MODE"] = "disabled"  # for those who ask as for those who answer
         super().__init__(*given)
 
     @property
@@ -181,9 +182,15 @@ class RayProcesses(Processes):
     def wait(self, number: int, seconds: float = 600) -> None:
         import ray
 
-        ray.init(address=f"127.0.0.1:{self.port}", log_to_driver=False, logging_level="ERROR")
+        end = time.monotonic() + seconds
+        while not ray.is_initialized():  # a head that has just begun refuses those who ask
+            try:
+                ray.init(address=f"127.0.0.1:{self.port}", log_to_driver=False, logging_level="ERROR")
+            except Exception:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(1)
         try:
-            end = time.monotonic() + seconds
             while sum(node["Alive"] for node in ray.nodes()) < number + 1:
                 assert time.monotonic() < end, "nodes did not start"
                 for place, process in enumerate(self.workers):
