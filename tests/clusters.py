@@ -1,20 +1,25 @@
-"""Clusters of Dask as processes of their own, so that a scheduler or a worker can be killed and a worker can have a memory limit
-of the kernel's. Tests and benchmarks share it.
+"""Clusters of Dask and Ray as processes of their own, so that a scheduler or a worker can be killed and a worker can have a
+memory limit of the kernel's. Tests and benchmarks share it.
 
-A worker is a nanny of Dask and the process that it watches; both are in the worker's control group.
+A worker of Dask is a nanny and the process that it watches, one of Ray a node: its raylet, its agents and the processes that they
+start. All of a worker is in its control group.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import cgroup
 import psutil
@@ -34,26 +39,18 @@ class Processes:
 
     @property
     def address(self) -> str:
-        return f"tcp://127.0.0.1:{self.port}"
+        """What `outsize.cluster` takes."""
+        raise NotImplementedError
+
+    def wait(self, number: int, seconds: float = 600) -> None:
+        """Until so many workers are there."""
+        raise NotImplementedError
 
     def _start_scheduler(self) -> subprocess.Popen[bytes]:
-        command = [
-            "-m",
-            "distributed.cli.dask_scheduler",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            "--no-dashboard",
-        ]
-        return self._start(command)
+        raise NotImplementedError
 
     def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
-        command = [
-            "-m", "distributed.cli.dask_worker", self.address, "--nthreads", "1", "--memory-limit", str(self.limit),
-            "--no-dashboard", "--local-directory", str(self.folder / f"worker-{number}"), "--name", f"worker-{number}",
-        ]  # fmt: skip
-        return self._start(command, self.groups[number] if self.groups else None)
+        raise NotImplementedError
 
     def _start(self, command: list[str], group: cgroup.Group | None = None) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -62,15 +59,24 @@ class Processes:
         )  # fmt: skip
 
     def worker_process(self, number: int) -> psutil.Process | None:
-        """The process that a nanny watches now."""
+        """The process of a worker that works now."""
         with contextlib.suppress(psutil.Error):
             children = psutil.Process(self.workers[number].pid).children(recursive=True)
-            found = [one for one in children if "spawn_main" in " ".join(one.cmdline())]
+            found = [one for one in children if self.is_working(" ".join(one.cmdline()))]
             return found[0] if found else None
         return None
 
+    def is_working(self, command: str) -> bool:
+        """True for the command line of a process that works."""
+        raise NotImplementedError
+
+    def standing(self) -> list[int | None]:
+        """What is another number, or none, once a worker has died."""
+        found = [self.worker_process(number) for number in range(len(self.workers))]
+        return [None if one is None else one.pid for one in found]
+
     def kill_worker(self, number: int) -> bool:
-        """SIGKILL the process that works; its nanny starts another."""
+        """SIGKILL the process that works; another is started in its place."""
         one = self.worker_process(number)
         if one is None:
             return False
@@ -100,6 +106,113 @@ class Processes:
             process.wait()
 
 
+class DaskProcesses(Processes):
+    """A scheduler of Dask, nannies and workers."""
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def _start_scheduler(self) -> subprocess.Popen[bytes]:
+        command = ["--host", "127.0.0.1", "--port", str(self.port), "--no-dashboard"]
+        return self._start(["-m", "distributed.cli.dask_scheduler", *command])
+
+    def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
+        command = [
+            "-m", "distributed.cli.dask_worker", self.address, "--nthreads", "1", "--memory-limit", str(self.limit),
+            "--no-dashboard", "--local-directory", str(self.folder / f"worker-{number}"), "--name", f"worker-{number}",
+        ]  # fmt: skip
+        return self._start(command, self.groups[number] if self.groups else None)
+
+    def is_working(self, command: str) -> bool:
+        return "spawn_main" in command
+
+    def wait(self, number: int, seconds: float = 600) -> None:
+        import distributed
+
+        end = time.monotonic() + seconds
+        with distributed.Client(self.address, timeout=300, set_as_default=False) as client:
+            while len(client.scheduler_info(n_workers=-1)["workers"]) < number:
+                assert time.monotonic() < end, "workers did not start"
+                time.sleep(0.1)
+
+
+class RayProcesses(Processes):
+    """A head of Ray that works nothing, and nodes of one processor."""
+
+    store = 96 << 20
+    """Bytes of a node's object store, which is shared memory."""
+
+    def __init__(self, *given: Any) -> None:
+        self.temporary = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # paths of sockets are short
+        os.environ["RAY_AUTH_MODE"] = "disabled"  # for those who ask as for those who answer
+        super().__init__(*given)
+
+    @property
+    def address(self) -> str:
+        return f"ray+127.0.0.1:{self.port}"
+
+    def _ray(self, words: list[str], group: cgroup.Group | None = None) -> subprocess.Popen[bytes]:
+        ports = ("dashboard-agent-listen", "dashboard-agent-grpc", "metrics-export", "runtime-env-agent")
+        free = [word for name in ports for word in (f"--{name}-port", str(_free_port()))]
+        command = ["-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", *free, *words]
+        return self._start([*command, "--object-store-memory", str(self.store)], group)
+
+    def _start_scheduler(self) -> subprocess.Popen[bytes]:
+        self.env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        words = ["--head", "--port", str(self.port), "--num-cpus", "0", "--include-dashboard", "false"]
+        return self._ray([*words, "--temp-dir", self.temporary])
+
+    def _start_worker(self, number: int) -> subprocess.Popen[bytes]:
+        self._wait_for_head()
+        words = ["--address", f"127.0.0.1:{self.port}", "--num-cpus", "1", "--memory", str(self.limit)]
+        return self._ray(words, self.groups[number] if self.groups else None)
+
+    def _wait_for_head(self) -> None:
+        end = time.monotonic() + 120
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return
+            time.sleep(0.2)
+        raise AssertionError("the head of Ray did not start")
+
+    def is_working(self, command: str) -> bool:
+        return "ray::" in command and "Agent" not in command
+
+    def wait(self, number: int, seconds: float = 600) -> None:
+        import ray
+
+        end = time.monotonic() + seconds
+        while not ray.is_initialized():  # a head that has just begun refuses those who ask
+            try:
+                ray.init(address=f"127.0.0.1:{self.port}", log_to_driver=False, logging_level="ERROR")
+            except Exception:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(1)
+        try:
+            while sum(node["Alive"] for node in ray.nodes()) < number + 1:
+                assert time.monotonic() < end, "nodes did not start"
+                for place, process in enumerate(self.workers):
+                    if process.poll() is not None:  # another process took one of its ports
+                        self.workers[place] = self._start_worker(place)
+                time.sleep(0.2)
+        finally:
+            ray.shutdown()
+
+    def standing(self) -> list[int | None]:
+        return [
+            None if one.poll() is not None else one.pid for one in self.workers
+        ]  # each job has processes of its own
+
+    def close(self) -> None:
+        super().close()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+ENGINES = {"dask": DaskProcesses, "ray": RayProcesses}
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -107,31 +220,19 @@ def _free_port() -> int:
 
 
 @contextlib.contextmanager
-def dask_processes(
-    folder: Path,
-    workers: int = 2,
-    limit: int = 1 << 30,
-    *,
-    groups: bool = False,
-    slack: int = 0,
+def processes(
+    engine: str, folder: Path, workers: int = 2, limit: int = 1 << 30, *, groups: bool = False, slack: int = 0,
     env: dict[str, str] | None = None,
-) -> Iterator[Processes]:
-    """A scheduler and workers that Dask limits to `limit` bytes, and with `groups` the kernel too, at `limit + slack`."""
+) -> Iterator[Any]:  # fmt: skip
+    """A scheduler and workers that the engine limits to `limit` bytes, and with `groups` the kernel too, at `limit + slack`."""
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(cgroup.limited(limit + slack)) for _ in range(workers)] if groups else []
-        processes = Processes(folder, workers, limit, made, env or {})
+        started = ENGINES[engine](folder, workers, limit, made, env or {})
         try:
-            _wait_for_workers(processes, workers)
-            yield processes
+            started.wait(workers)
+            yield started
         finally:
-            processes.close()
+            started.close()
 
 
-def _wait_for_workers(processes: Processes, number: int, seconds: float = 600) -> None:
-    import distributed
-
-    end = time.monotonic() + seconds
-    with distributed.Client(processes.address, timeout=300, set_as_default=False) as client:
-        while len(client.scheduler_info(n_workers=-1)["workers"]) < number:
-            assert time.monotonic() < end, "workers did not start"
-            time.sleep(0.1)
+dask_processes = functools.partial(processes, "dask")

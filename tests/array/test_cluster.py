@@ -152,12 +152,53 @@ def test_a_format_of_one_writer_is_written_by_one_worker(x: Any, client: Any, tm
     np.testing.assert_array_equal(outsize.open(tmp_path / "y.h5").compute(), (x + 1).compute())
 
 
-def test_a_tensor_is_decomposed_by_one_worker(client: Any, tmp_path: Path) -> None:
-    sides = [np.random.default_rng(side).random((30 + side, 3)) for side in range(3)]
+@pytest.mark.parametrize("target", ["y.npy", "y.zarr", None])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_workers_convert_as_one_process_does(
+    target: str | None, dtype: str, x: Any, client: Any, tmp_path: Path
+) -> None:
+    values = np.load(tmp_path / "x.npy")
+    values[::7] *= 1e6
+    values[::11] *= 1e-9
+    np.save(tmp_path / "x.npy", values)
+    if dtype == "bfloat16" and target is not None:
+        target = "y.safetensors"
+    here, there = (None if target is None else tmp_path / f"{side}-{target}" for side in ("here", "there"))
+    expected = outsize.convert(tmp_path / "x.npy", here, dtype)
+    with joined(client, scratch=str(tmp_path)):
+        chunks = (500, 60) if target == "y.zarr" else None
+        made = outsize.convert(tmp_path / "x.npy", there, dtype, budget="32MiB", chunks=chunks)
+    assert made.plan.workers == 2 and made.plan.useful_workers > 2
+    assert made.precision.rms == pytest.approx(expected.precision.rms, rel=1e-12)
+    assert replace(made.precision, rms=0) == replace(expected.precision, rms=0)
+    if target is not None:
+        np.testing.assert_array_equal(outsize.open(there).compute(), outsize.open(here).compute())
+    assert not left_over(tmp_path)
+
+
+def test_a_task_that_is_repeated_is_measured_once(x: Any, tmp_path: Path) -> None:
+    class Failing(LocalEngine):
+        fails = 2
+
+        def wait(self, seconds: float) -> Any:
+            ended = super().wait(seconds)
+            self.fails -= 1
+            return [replace(one, value=None, error=TimeoutError()) for one in ended] if self.fails >= 0 else ended
+
+    expected = outsize.convert(tmp_path / "x.npy", None, "float16").precision
+    with engine(Failing()), pytest.warns(UserWarning, match="TimeoutError"):
+        made = outsize.convert(tmp_path / "x.npy", tmp_path / "y.npy", "float16", budget="32MiB").precision
+    assert (made.elements, made.changed, made.flushed) == (expected.elements, expected.changed, expected.flushed)
+
+
+def test_a_tensor_is_decomposed_by_all_workers(client: Any, tmp_path: Path) -> None:
+    sides = [np.random.default_rng(side).random((90 + side, 3)) for side in range(3)]
     np.save(tmp_path / "t.npy", np.einsum("ia,ja,ka->ijk", *sides))
-    with joined(client):
+    with joined(client, scratch=str(tmp_path)), use(replace(SMALL, shared_stream=1 << 20, largest=1 << 18)):
         made = outsize.decompose(tmp_path / "t.npy", "tucker", error=1e-6, budget="64MiB")
+    assert made.plan.workers == 2 and made.plan.useful_workers == 8
     np.testing.assert_allclose(made.compute(), np.load(tmp_path / "t.npy"), rtol=1e-4)
+    assert not left_over(tmp_path)
 
 
 # Faults

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -75,7 +76,43 @@ class Once:
         return block
 
 
-def test_a_wrong_address_is_one_sentence() -> None:
-    code = "import outsize; outsize.cluster('ray://127.0.0.1:9')"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert "InputError: no cluster of Ray answers at ray://127.0.0.1:9" in told.stderr
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("ray://127.0.0.1:9", "no cluster of Ray answers at ray://127.0.0.1:9 .*: check the address, and start it with"),
+     ("ray+127.0.0.1:9", r"no cluster of Ray answers at ray\+127.0.0.1:9 "), ("ray://nobody.invalid:1", "no cluster of Ray")],
+)  # fmt: skip
+def test_a_wrong_address_is_one_sentence(address: str, words: str) -> None:
+    code = f"import outsize; outsize.cluster({address!r})"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert re.search(f"InputError: {words}", told.stderr)
+    assert told.stderr.strip().splitlines()[-1].count(". ") == 0
+
+
+def test_a_node_with_less_memory_than_the_budget_is_named(nodes: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((3000, 32), np.float32))
+    with (
+        outsize.cluster("ray"),
+        pytest.raises(outsize.BudgetError, match=r"the budget of a worker is .* has room for .* limit of 600.00 MiB"),
+    ):
+        (outsize.open(tmp_path / "x.npy") + 1).save(tmp_path / "y.npy", budget="599MiB")
+
+
+def test_a_version_that_differs_is_named(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outsize, "__version__", "9.9")
+    with pytest.raises(
+        outsize.InputError, match=r"worker [0-9a-f]{56} has outsize .* and this process 9\.9: install the same"
+    ):
+        outsize.cluster("ray")
+
+
+def test_a_tensor_is_decomposed_and_converted_by_nodes(nodes: Any, tmp_path: Path) -> None:
+    sides = [np.random.default_rng(side).random((n, 4)) for side, n in enumerate((260, 220, 200))]
+    np.save(tmp_path / "t.npy", np.einsum("ia,ja,ka->ijk", *sides))
+    with outsize.cluster("ray", scratch=str(tmp_path)):
+        made = outsize.decompose(tmp_path / "t.npy", "tucker", error=1e-6, budget="64MiB")
+        cost = outsize.convert(tmp_path / "t.npy", tmp_path / "t.zarr", "float32", budget="64MiB").precision
+    assert made.plan.workers == 2 and made.plan.useful_workers > 2
+    whole = np.load(tmp_path / "t.npy")
+    assert np.linalg.norm(made.compute() - whole) <= 1e-6 * np.linalg.norm(whole)
+    np.testing.assert_array_equal(outsize.open(tmp_path / "t.zarr").compute(), whole.astype(np.float32))
+    assert cost.elements == whole.size

@@ -1,5 +1,6 @@
 """The promise of `decompose`: true <= said <= asked, for any shape, rank, dtype, budget and tiles; and what it refuses."""
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import outsize
 from outsize.array.tuning import Tuning, use
+from outsize.factor.algorithms.rounding import round_tucker, tucker_bytes
 
 SMALL_TILES = replace(Tuning(), small=0, chunk=8192, largest=8192, least_box=2048)
 
@@ -228,3 +230,19 @@ def test_a_core_that_float32_cannot_hold_is_kept_in_double_precision() -> None:
     for wish in ({"error": 0.01}, {"rank": 2}):
         made = outsize.decompose(x, "tucker", **wish)
         assert made.form.core.dtype == np.float64 and true_error(made, x) <= made.error <= 0.01
+
+
+@pytest.mark.parametrize("shape", [(60_000, 20), (7, 90_000), (5, 30_000, 4)])
+def test_a_tall_core_is_cut_in_little_more_than_itself(shape: tuple[int, ...]) -> None:
+    core = low_rank(shape, 3, 1e-6, np.float64)
+    tracemalloc.start()
+    cut = round_tucker(core, [np.zeros((0, 0))] * core.ndim, 1e-6 * float(np.linalg.norm(core)) ** 2, None)
+    taken = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert taken <= tucker_bytes(shape, shape, core.itemsize) <= 2.5 * core.nbytes
+    made, *bases = cut.arrays
+    for mode, basis in enumerate(bases):
+        np.testing.assert_allclose(basis.T @ basis, np.eye(basis.shape[1]), atol=1e-12)
+        made = np.moveaxis(np.tensordot(basis, made, axes=(1, mode)), 0, mode)
+    assert float(np.linalg.norm(made - core)) ** 2 <= cut.lost2 * (1 + 1e-9)
+    assert cut.kept == tuple(min(3, n) for n in shape)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,11 @@ import numpy as np
 import pytest
 from effort import points
 from test_decompose import low_rank
+
+import outsize
+from outsize.array.tuning import Tuning, use
+from outsize.core.events import Advanced
+from outsize.factor.algorithms import checkpoint, session
 
 CHILD = Path(__file__).with_name("decompose_child.py")
 
@@ -47,3 +53,34 @@ def test_states_of_other_data_are_not_taken_up(tmp_path: Path) -> None:
     _, fresh = run(tmp_path / "x.npy", "tucker", tmp_path / "other", 0)
     _, after = run(tmp_path / "x.npy", "tucker", tmp_path / "scratch", 0)
     assert after["digest"] == fresh["digest"]
+
+
+def test_interrupted_by_hand_it_goes_on_with_what_is_in_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "INTERVAL", 0.0)
+    monkeypatch.setattr(checkpoint, "_SHARE", 0)
+    monkeypatch.setattr(session, "IN_MEMORY", 1 << 30)
+    np.save(tmp_path / "x.npy", low_rank((48, 60, 64), 4, 1e-4, "f4"))
+    left = [10**6]
+
+    def listener(event: Any) -> None:
+        left[0] -= isinstance(event, Advanced)
+        if left[0] <= 0:
+            left[0] = 10**6
+            raise KeyboardInterrupt
+
+    def work() -> Any:
+        return outsize.decompose(tmp_path / "x.npy", "tucker", 0.01, budget="8MiB", listener=listener)
+
+    with (
+        outsize.budget(scratch=str(tmp_path / "scratch")),
+        use(replace(Tuning(), small=0, chunk=1 << 14, largest=1 << 14, least_box=1 << 11)),
+    ):
+        expected = work()
+        events = 10**6 - left[0]
+        for life in points(range(2, events - 1), 4):
+            left[0] = life
+            with pytest.raises(KeyboardInterrupt):
+                work()
+            np.testing.assert_array_equal(work().compute(), expected.compute())

@@ -118,6 +118,9 @@ class Tuning:
     """Tasks of a pass for each of these workers: enough that all end at about the same time."""
     task_bytes: int = 32 << 30
     """What a task of several tiles moves at most: a lost worker costs no more."""
+    shared_stream: int = 32 << 20
+    """Streams of a decomposition over so much are shared by the workers of a cluster; what is smaller is done where it is
+    asked for."""
     fan: int = 32
     """Partial results that one task of a cluster joins."""
 

@@ -7,6 +7,7 @@ store: a task returns a few numbers.
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +18,17 @@ from outsize.engine.executor import Executor, Outcome, Task, Worker
 
 _LOOK = 0.5
 """Seconds between two questions for the nodes."""
+_ANSWER = 10
+"""Seconds in which an address answers."""
 _SMALLEST = 1 << 20
 """Bytes: Ray refuses requests of no memory."""
+
+
+def _knock(address: str) -> None:
+    """An `OSError` where nothing listens: Ray itself goes on asking for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER).close()
 
 
 class RayEngine(Executor):
@@ -30,6 +40,7 @@ class RayEngine(Executor):
         if self._own:
             address = where if where.startswith("ray://") else where.removeprefix("ray").removeprefix("+") or "auto"
             try:
+                _knock(address.removeprefix("ray://"))
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
             except Exception as error:
                 raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from outsize.array.graph.node import Node, walk
 from outsize.array.plan.prepare import resolve_budget
 from outsize.array.run.cluster import on_one_worker
 from outsize.array.run.now import make_now
+from outsize.array.store.formats.remote import is_remote
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.events import Listener, default_listener
 from outsize.core.extras import need
@@ -24,7 +26,8 @@ from outsize.core.noun import Known
 from outsize.core.outcomes.factoring import Spectrum
 from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
-from outsize.engine.cluster import current_cluster
+from outsize.engine.cluster import Cluster, current_cluster, use_cluster
+from outsize.engine.pool import cores, cores_of_workers
 from outsize.factor.algorithms.auto import choose
 from outsize.factor.algorithms.canonical import canonical
 from outsize.factor.algorithms.checkpoint import Checkpoint, checkpoint, digest_of
@@ -60,28 +63,50 @@ def decompose(
     >>> f = outsize.decompose("x.npy", error=0.01, budget="512MiB")
     >>> f.error, f.ratio
     """
-    node = _open(x)
+    node, joined = _open(x), current_cluster()
     request = read_request(method, error, rank, node.shape)
-    if current_cluster() is not None:
-        return _on_cluster(Array(node), method, error, rank, budget, device, dry_run=dry_run, resume=resume)
-    allowed = resolve_budget(budget)
+    if joined is not None and (device not in (None, "cpu") or is_remote(joined.scratch or "")):
+        return _on_one_worker(Array(node), method, error, rank, budget, device, dry_run=dry_run, resume=resume)
+    if not dry_run and any(each.barrier for each in walk(node)):
+        node = make_now(node)
+    with (
+        use_cluster(None),
+        contextlib.nullcontext() if joined is None else cores_of_workers(min(joined.cores, cores())),
+    ):
+        return _decompose(
+            node, request, _budget(budget, joined), device, joined, listener, dry_run=dry_run, resume=resume
+        )
+
+
+def _budget(given: Any, joined: Cluster | None) -> Budget:
+    """What a process may hold: on a cluster each worker, and this process, which joins what they found."""
+    with use_cluster(joined):
+        allowed = resolve_budget(given)
+    if joined is None:
+        return allowed
+    here = resolve_budget(None)
+    return allowed if (here.host or 0) >= (allowed.host or 0) else replace(here, scratch=allowed.scratch)
+
+
+def _decompose(
+    node: Node, request: Request, allowed: Budget, device: Any, joined: Cluster | None, listener: Listener | None, *,
+    dry_run: bool, resume: bool,
+) -> Any:  # fmt: skip
     if find_device(device)[0] is None:  # a word where there is none, and `auto` where it finds none is the processor
         device = None
     title = f"decompose {node.label()} {node.dtype}{list(node.shape)} by {request.method}"
 
     def plan(host: int, ranks: Ranks, *, strict: bool = True, at_once: bool = False) -> Session:
         session = Session(allowed, Checkpoint(None, host), None, title, device, dry=True, strict=strict, ranks=ranks,
-                          at_once=at_once)  # fmt: skip
+                          at_once=at_once, cluster=joined)  # fmt: skip
         _plan(session, node, request)
         return session
 
     if dry_run:
         return _describe(plan, request, allowed.host or 0)
-    if any(each.barrier for each in walk(node)):
-        node = make_now(node)
-    digest = digest_of(node, f"{request.text()} {device}")
+    digest = digest_of(node, f"{request.text()} {device}{' on workers' if joined else ''}")
     with checkpoint(allowed.scratch, digest, allowed.host or 0, resume) as states:
-        session = Session(allowed, states, listener or default_listener(), title, device)
+        session = Session(allowed, states, listener or default_listener(), title, device, cluster=joined)
         try:
             return _work(session, node, request, plan)
         except BudgetError as error:
@@ -90,8 +115,8 @@ def decompose(
             session.close()
 
 
-def _on_cluster(x: Array, method: str, error: Any, rank: Any, budget: Any, device: Any, **options: Any) -> Any:
-    """The whole work on one worker: its passes go over the data one after another, each with what the last one found."""
+def _on_one_worker(x: Array, method: str, error: Any, rank: Any, budget: Any, device: Any, **options: Any) -> Any:
+    """The whole work on one worker: it has the device, or a disk for what an object store does not take piece by piece."""
     made = on_one_worker(decompose, budget, x, method, error, rank, device=device, **options)
     return replace(made, workers=1, useful_workers=1) if isinstance(made, Plan) else made
 

@@ -25,6 +25,10 @@ _TEMPORARIES = 16
 """Temporaries of one slice that are alive at once, at most."""
 
 
+Measured = tuple[dict[str, int], dict[str, float], float, float]
+"""Counts, extremes, the largest error, squares of errors relative to it."""
+
+
 class Meter:
     """Sums up the error of a cast over blocks, from any thread."""
 
@@ -36,6 +40,9 @@ class Meter:
         self.held = _TEMPORARIES * _SLICE * self._work.itemsize
         """Bytes that measuring takes, however large the block."""
         self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
         self._counts = dict.fromkeys(("elements", "changed", "overflowed", "flushed", "nans_created", "kept"), 0)
         self._peaks = {"max_abs": 0.0, "max_rel": 0.0, "largest": 0.0, "smallest": math.inf}
         self._scale, self._squares = 0.0, 0.0
@@ -123,6 +130,17 @@ class Meter:
             elif scale:
                 self._squares += squares * (scale / self._scale) ** 2
 
+    def take(self) -> Measured:
+        """What was measured since the last time, which another meter can `give` itself."""
+        with self._lock:
+            found = (self._counts, self._peaks, self._scale, self._squares)
+            self._begin()
+        return found
+
+    def give(self, measured: Measured) -> None:
+        """What another meter has measured."""
+        self._merge(*measured)
+
     def read(self) -> Precision:
         """What was measured so far."""
         with self._lock:
@@ -174,6 +192,9 @@ class MeasuredStore(SeenStore):
         self.inner = inner
         self._bfloat16 = bfloat16
 
+    def __reduce__(self) -> Any:
+        return _see, (self.inner, self.dtype, self._bfloat16)  # in another process it measures for itself
+
     def _beside(self, region: Region) -> int:
         return round_up(self.bytes_of(region)) + self.meter.held
 
@@ -195,6 +216,10 @@ class MeasuredStore(SeenStore):
 
     def fingerprint(self) -> str:
         return f"{self.inner.fingerprint()} as {self.dtype.str} {self._bfloat16}"
+
+
+def _see(inner: Store, dtype: np.dtype[Any], bfloat16: bool) -> MeasuredStore:
+    return MeasuredStore(inner, dtype, bfloat16=bfloat16)
 
 
 def _rows(before: Block, after: Block) -> Iterator[tuple[Block, Block]]:

@@ -21,6 +21,7 @@ from outsize.array.graph.node import Source
 from outsize.array.kernels.precision import MeasuredStore
 from outsize.array.plan.prepare import Prepared, prepare, run_prepared
 from outsize.array.run.cluster import on_one_worker
+from outsize.array.run.distribute import is_shared
 from outsize.array.run.execute import run_schedule
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store
 from outsize.array.store.io.addresses import is_remote
@@ -49,10 +50,10 @@ def convert(
     `options` are those of `outsize.open`: key, shape, dtype of raw binary as `raw_dtype`, offset, order, missing.
     """
     if current_cluster() is not None:
-        return _on_cluster(source, target, dtype, budget, chunks=chunks, compress=compress, **options)
-    if "raw_dtype" in options:
-        options["dtype"] = options.pop("raw_dtype")
-    store = open_store(source, **options)
+        source, target = _reachable(source), None if target is None else _reachable(target)
+        if target is not None and not _is_shared(source, target, chunks=chunks, compress=compress, **options):
+            return _on_one(source, target, dtype, budget, chunks=chunks, compress=compress, **options)
+    store = open_store(source, **_raw(options))
     began = time.perf_counter()
     narrow = dtype is not None and is_bfloat16(dtype)
     wanted = np.dtype(np.float32) if narrow else store.dtype if dtype is None else as_numpy(dtype)
@@ -81,16 +82,27 @@ def convert(
     )  # fmt: skip
 
 
-def _on_cluster(source: Any, target: Any, dtype: Any, budget: Any, **options: Any) -> Conversion:
-    """On one worker: what the whole cost is measured in the pass that reads it."""
-    if not isinstance(source, str | os.PathLike):
-        raise InputError(f"a {type(source).__name__} lies in this process, which no worker reaches: give a path")
-    paths = [
-        None if path is None else str(path) if is_remote(str(path)) else os.path.abspath(path)
-        for path in (source, target)
-    ]
-    made: Conversion = on_one_worker(convert, budget, paths[0], paths[1], dtype, **options)
+def _reachable(path: Any) -> str:
+    """A path as workers have it."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"a {type(path).__name__} lies in this process, which no worker reaches: give a path")
+    return str(path) if is_remote(str(path)) else os.path.abspath(path)
+
+
+def _is_shared(source: str, target: str, *, chunks: Any, compress: bool, **options: Any) -> bool:
+    """True where several workers may write the target at once."""
+    with contextlib.closing(open_store(source, **_raw(options))) as store:
+        return is_shared(describe_sink(target, store.shape, store.dtype, chunks=chunks, compress=compress))
+
+
+def _on_one(source: str, target: str, dtype: Any, budget: Any, **options: Any) -> Conversion:
+    made: Conversion = on_one_worker(convert, budget, source, target, dtype, **options)
     return replace(made, notes=(*made.notes, "converted by one worker of the cluster"))
+
+
+def _raw(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of `outsize.open`."""
+    return {"dtype" if name == "raw_dtype" else name: value for name, value in options.items()}
 
 
 def _run(prepared: Prepared, listener: Listener | None) -> None:
@@ -144,6 +156,7 @@ class Nowhere(Sink):
     """A sink that keeps nothing: for passes whose only result is what they measured."""
 
     partial = ""
+    shared = True
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.name, self.shape, self.dtype = "nowhere", shape, dtype

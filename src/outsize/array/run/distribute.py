@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.graph.external_sort import Runs
-from outsize.array.graph.node import Node, Source, nodes_below
+from outsize.array.graph.node import Node, Source, nodes_below, walk
 from outsize.array.passes.base import Pass, Sized
 from outsize.array.plan.prepare import Prepared
 from outsize.array.plan.residency import Kept, Scratch
@@ -32,6 +32,7 @@ from outsize.array.run.task import (
     Samples,
     forget_passes,
     join_parts,
+    meters_of,
     pack,
     read_samples,
     run_part,
@@ -54,14 +55,23 @@ _BY_VALUE = 1 << 20
 def refuse_unreachable(work: Pass) -> None:
     """An `InputError` where workers cannot reach what a pass reads."""
     for node in nodes_below([node for node, _ in work.outputs], work.bindings.__contains__):
-        store = node.store if isinstance(node, Source) else None
-        while isinstance(store, SeenStore):
-            store = store.inner
-        if store is not None and store.resident and node.nbytes > _BY_VALUE:
+        if not _is_reachable(node):
             raise InputError(
                 f"an array of {format_bytes(node.nbytes)} lies in the memory of this process, which no worker reaches: save it "
                 "to a file or a store that all of them read, and open that"
             )
+
+
+def is_reachable(root: Node) -> bool:
+    """True where workers reach all that a node is made of."""
+    return all(_is_reachable(node) for node in walk(root))
+
+
+def _is_reachable(node: Node) -> bool:
+    store = node.store if isinstance(node, Source) else None
+    while isinstance(store, SeenStore):
+        store = store.inner
+    return store is None or not store.resident or node.nbytes <= _BY_VALUE
 
 
 def is_shared(sink: Sink) -> bool:
@@ -133,13 +143,15 @@ class Distribution:
         if not shares.tasks:
             return
         self._hand_over(number, sized, sinks, dict(bindings))
-        volume = work.volume()
+        volume, meters = work.volume(), meters_of(work)
 
         def finish(task: Task, told: Done | None) -> None:
             told = told or Done()  # of a simulated task nothing is told
             self.peak = max(self.peak, told.peak)
             for output, region, block in told.kept:
                 _place(sinks[output], region, block)
+            for meter, measured in zip(meters, told.measured, strict=False):
+                meter.give(measured)
             if note is not None and task.function is run_tiles:
                 for tile in task.arguments[3]:
                     note(tile)

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,9 @@ import numpy as np
 from outsize.array.graph.external_sort import Runs, index_of
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.local import Together
-from outsize.array.graph.node import Node, put_together, take_apart
+from outsize.array.graph.node import Node, Source, put_together, take_apart, walk
 from outsize.array.kernels.blas import blas_threads
+from outsize.array.kernels.precision import Measured, MeasuredStore, Meter
 from outsize.array.passes.base import Job, Pass, Sized
 from outsize.array.passes.tiling import Grid
 from outsize.array.plan.layout import remake_pass
@@ -33,6 +34,7 @@ from outsize.array.store.base import Block, Buffer, Region, Sink, Store
 from outsize.array.store.io.view import SeenSink
 from outsize.array.tuning import Tuning
 from outsize.core.errors import ClusterError, InputError, MissingPath, StoreError
+from outsize.engine.cluster import use_cluster
 from outsize.engine.heap import lean_heap, trim_heap
 from outsize.engine.pool import MemoryPool, make_buffer
 from outsize.engine.threads import Work, run_work
@@ -47,6 +49,8 @@ class Done:
 
     kept: tuple[tuple[int, Region, Block], ...] = ()
     """Small results that stay with the driver: (number of the output, region, values)."""
+    measured: tuple[Measured, ...] = ()
+    """What the meters of its sources say, in the order of `meters_of`."""
     peak: int = 0
     """Most bytes of its pool that were out at once."""
     seconds: float = 0.0
@@ -85,11 +89,11 @@ def pack(
     sizes = {field.name: getattr(sized, field.name) for field in fields(sized) if field.name != "work"}
     known = [samples.get(node) for node in bound]
     stores = [bindings[node] for node in bound]
-    packed: bytes = _pickler().dumps((parts, len(nodes), sinks, stores, known, type(sized), sizes, tuning), protocol=5)
+    packed: bytes = pickler().dumps((parts, len(nodes), sinks, stores, known, type(sized), sizes, tuning), protocol=5)
     return packed
 
 
-def _pickler() -> Any:
+def pickler() -> Any:
     """What the engine pickles with, which takes functions of a user's script by value; else Python's own."""
     return next((sys.modules[name] for name in ("cloudpickle", "ray.cloudpickle") if name in sys.modules), pickle)
 
@@ -141,8 +145,8 @@ def forget_passes() -> None:
         _loaded.clear()
 
 
-def _told(function: Callable[..., Done]) -> Callable[..., Done]:
-    """A path that is missing on a worker is told as that."""
+def on_worker(function: Callable[..., Done]) -> Callable[..., Done]:
+    """A task, as a worker runs it: its memory goes back, and a path that is missing there is told as that."""
 
     @functools.wraps(function)  # so that workers find it by its name
     def run(folder: str, name: str, *arguments: Any) -> Done:
@@ -151,7 +155,7 @@ def _told(function: Callable[..., Done]) -> Callable[..., Done]:
                 began = time.perf_counter()
                 done = function(folder, name, *arguments)
                 trim_heap()
-                return Done(kept=done.kept, peak=done.peak, seconds=time.perf_counter() - began)
+                return replace(done, seconds=time.perf_counter() - began)
         except MissingPath as error:
             machine = os.uname().nodename
             if not SideFiles(folder).there():
@@ -201,7 +205,7 @@ def _settle(sinks: tuple[Sink, ...]) -> tuple[tuple[int, Region, Block], ...]:
     return tuple(kept)
 
 
-@_told
+@on_worker
 def run_tiles(folder: str, name: str, samples: str, tiles: Sequence[int], budget: int) -> Done:
     """Some tiles of a pass."""
     files = SideFiles(folder)
@@ -213,11 +217,22 @@ def run_tiles(folder: str, name: str, samples: str, tiles: Sequence[int], budget
         if isinstance(every, Grid)
         else [tile for tile in enumerate(every) if tile[0] in wanted]
     )
+    meters = meters_of(work)
+    for meter in meters:
+        meter.take()  # of a task that failed here
     done = _run(files, payload, work, found, budget)
+    done = replace(done, measured=tuple(meter.take() for meter in meters))
     node, sink = work.outputs[0]
     if isinstance(node, Runs) and isinstance(sink, Scratch):
         files.put(samples, _pack_samples(index_of(sink.reader, node).take_all(), node))
     return done
+
+
+def meters_of(work: Pass) -> list[Meter]:
+    """The meters of all that a pass reads, in the order in which it is met."""
+    nodes = walk(*(node for node, _ in work.outputs))
+    stores = [node.store for node in nodes if isinstance(node, Source)]
+    return [store.meter for store in stores if isinstance(store, MeasuredStore)]
 
 
 def _pack_samples(samples: Samples, node: Runs) -> list[Block]:
@@ -269,7 +284,7 @@ class _Part(Work):
         self.files.put(self.name, self.work.partial(state))
 
 
-@_told
+@on_worker
 def run_part(folder: str, name: str, part: Region, result: str, budget: int) -> Done:
     """A part of one tile."""
     files = SideFiles(folder)
@@ -278,7 +293,7 @@ def run_part(folder: str, name: str, part: Region, result: str, budget: int) -> 
     return _run(files, payload, _Part(pass_, files, result), [(0, part)], budget)
 
 
-@_told
+@on_worker
 def join_parts(
     folder: str, name: str, outer: Region, parts: tuple[tuple[Region, str], ...], result: str | None, budget: int
 ) -> Done:  # fmt: skip
@@ -303,5 +318,6 @@ def join_parts(
 
 
 def call(function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Work that one worker does by itself, as it would run in one process."""
-    return function(*arguments, **options)
+    """Work that one worker does by itself, as it would run in one process; that process may be the one that asks (`local`)."""
+    with use_cluster(None):
+        return function(*arguments, **options)

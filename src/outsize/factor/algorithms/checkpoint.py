@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.graph.node import Node, Source, structure, walk
-from outsize.core.errors import InputError
+from outsize.core.errors import ClusterError, InputError
 
 _PREFIX = "outsize-decompose-"
 _SHARE = 20
@@ -65,15 +65,19 @@ class Checkpoint:
         since = time.monotonic() - self._last
         return self.folder is not None and since >= max(INTERVAL, _SHARE * self._cost)
 
+    def begin(self) -> None:
+        """From now on the folder is there, and every finished pass is noted."""
+        if self.folder is not None and not self._started:
+            os.makedirs(self.folder, exist_ok=True)
+            _write_json(os.path.join(self.folder, "header.json"), {"budget": self.budget})
+            self._started = True
+
     def save(self, stage: int, done: int, state: dict[str, Any]) -> None:
         """Write the state of a pass."""
         if self.folder is None:
             return
         began = time.monotonic()
-        if not self._started:
-            os.makedirs(self.folder, exist_ok=True)
-            _write_json(os.path.join(self.folder, "header.json"), {"budget": self.budget})
-            self._started = True
+        self.begin()
         path = self._path(stage)
         with open(path + ".part", "wb") as file:
             np.savez(file, **state, done=done)
@@ -140,7 +144,7 @@ def checkpoint(scratch: str, digest: str | None, budget: int, resume: bool) -> I
         made = Checkpoint(folder, budget)
         try:
             yield made
-        except KeyboardInterrupt as stop:
+        except (KeyboardInterrupt, ClusterError) as stop:
             stop.add_note(f"finished passes are kept in {folder}: the same call goes on from there")
             raise
         except BaseException:

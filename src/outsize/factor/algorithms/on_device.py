@@ -133,6 +133,6 @@ def _described(session: Session, tensor: Tensor, axis: int, columns: int, dtype:
     basis = np.zeros((tensor.shape[axis], columns), working(tensor))
     rows = _rows(Array(tensor.node), axis, working(tensor))
     session.compute(matmul(rows, Array(make.constant(basis))), f"projection of axis {axis}", on_device=True)
-    target = session.target(shape, dtype)
+    target = session.target(shape, dtype, tensor)
     session.held["the tensor"] = target.nbytes if target.path is None else 0
     return Shrunk(basis, target.phantom(), 1.0, 0.0, 1.0)

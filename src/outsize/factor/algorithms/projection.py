@@ -4,7 +4,7 @@ In: a basis B of a mode (orthonormal columns), how much of the squares may be lo
 short as the basis, and what was lost, exactly: the squares of a chunk less those of its y (or, for small errors, the squares of
 x - B y themselves). Where a chunk would lose more than its part, what it lacks is added to the basis; chunks before it lack
 nothing of that, since theirs was small enough. So the promise does not depend on how the basis was guessed, and the data are read
-once.
+once. A part on a worker of a cluster does not grow the basis, which others use as well: what all have lost is counted in the end.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Projection(Kernel):
         self.name, self.written = name, target.written
         self.basis, self.used, self.axis, self.target = basis, used, axis, target
         self.allowed, self.expected, self.size, self.direct = allowed, expected, size, direct
+        self.grows = True
         self.norm2, self.lost2, self.kept2, self.seen = 0.0, 0.0, 0.0, 0
         self._slack = 1e-11 + 4 * basis.shape[0] * 2.0**-53 * math.sqrt(basis.shape[1])
 
@@ -62,7 +63,7 @@ class Projection(Kernel):
             lost2 = max(norm2 - sum_squares(found), 0.0) + self._slack * norm2
         self.norm2 += norm2
         self.seen += fibers.data.size
-        if self.allowed is not None and self.lost2 + lost2 > self._limit():
+        if self.grows and self.allowed is not None and self.lost2 + lost2 > self._limit():
             if not self.direct:
                 fibers.subtract(self.basis, found)
             lost2 = self._grow(number, fibers, found)
@@ -117,6 +118,23 @@ class Projection(Kernel):
         self.basis, self.used, self.seen = state["basis"], int(state["used"]), int(state["seen"])
         self.norm2, self.lost2, self.kept2 = float(state["norm2"]), float(state["lost2"]), float(state["kept2"])
         self.target.restore(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker that begins a part."""
+        return {**self.__dict__, "grows": False, "norm2": 0.0, "lost2": 0.0, "kept2": 0.0, "seen": 0}
+
+    def begin(self) -> None:
+        self.target.create()
+
+    def end(self) -> None:
+        self.target.close()
+
+    def sums(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("norm2", "lost2", "kept2", "seen")}
+
+    def join(self, sums: dict[str, Any]) -> None:
+        for name, kind in (("norm2", float), ("lost2", float), ("kept2", float), ("seen", int)):
+            setattr(self, name, getattr(self, name) + kind(sums[name]))
 
     def flush(self) -> None:
         self.target.sync()

@@ -7,6 +7,7 @@ lost to squaring.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from outsize.array.store.base import Block
+
+_BLOCK = 1 << 16
+"""Elements of a block of rows of a tall matrix, at the least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +61,49 @@ def round_tucker(
     factors, values, kept = list(bases), [np.zeros(0)] * core.ndim, [0] * core.ndim
     lost2 = 0.0
     for place, mode in enumerate(order):
-        unfolded = np.moveaxis(core, mode, 0).reshape(core.shape[mode], -1)
-        u, s = left_vectors(unfolded)
-        share = (allowed2 - lost2) / (core.ndim - place)
-        kept[mode], lost = count_kept(s, share, None if ranks is None else ranks[mode])
-        values[mode], lost2 = s, lost2 + lost
-        u = u[:, : kept[mode]]
-        core = np.moveaxis(np.tensordot(u.conj(), core, axes=(0, mode)), 0, mode)
+        share, rank = (allowed2 - lost2) / (core.ndim - place), None if ranks is None else ranks[mode]
+        turned = np.moveaxis(core, mode, 0)
+        if tall_step(core.shape, mode):
+            u, core, values[mode], lost = _cut_tall(turned, tall_step(core.shape, mode), share, rank)
+        else:
+            u, values[mode] = left_vectors(turned.reshape(len(turned), -1))
+            count, lost = count_kept(values[mode], share, rank)
+            u = u[:, :count]
+            core = np.tensordot(u.conj(), core, axes=(0, mode))
+        core = np.moveaxis(core, 0, mode)
+        kept[mode], lost2 = u.shape[1], lost2 + lost
         factors[mode] = u if factors[mode].size == 0 else factors[mode] @ u
     return Rounded((np.ascontiguousarray(core), *factors), lost2, tuple(values), tuple(kept))
+
+
+def tall_step(shape: tuple[int, ...], mode: int) -> int:
+    """Rows of a block, where the unfolding of a mode is so much longer than wide that it is cut by blocks of rows; else 0."""
+    length = shape[mode]
+    wide = max(1, math.prod(shape) // max(1, length))
+    step = max(4 * wide, _BLOCK // wide)
+    return step if length >= 4 * step else 0
+
+
+def _cut_tall(core: Block, step: int, allowed2: float, rank: int | None) -> tuple[Block, Block, Block, float]:
+    """(vectors of the first mode, the core that is left, singular values, squares lost): triangular factors of blocks of rows
+    are factored together (TSQR: Demmel, Grigori, Hoemmen, Langou 2012). The blocks are factored again for the vectors, so that
+    there is only one array as long as the core, with the columns that stay."""
+    length, rest = len(core), core.shape[1:]
+    edges = np.linspace(0, length, length // step + 1).astype(int).tolist()
+    blocks = list(itertools.pairwise(edges))
+    triangles: list[Block] = [
+        np.asarray(np.linalg.qr(core[low:high].reshape(high - low, -1), mode="r")) for low, high in blocks
+    ]
+    wide = triangles[0].shape[1]
+    top, triangle = np.linalg.qr(np.concatenate(triangles))
+    u, s, vh = np.linalg.svd(triangle, full_matrices=False)
+    kept, lost2 = count_kept(s, allowed2, rank)
+    turn = top @ u[:, :kept]
+    vectors: Block = np.empty((length, kept), turn.dtype)
+    for place, (low, high) in enumerate(blocks):
+        q = np.linalg.qr(core[low:high].reshape(high - low, -1))[0]
+        np.matmul(q, turn[place * wide : (place + 1) * wide], out=vectors[low:high])
+    return vectors, (s[:kept, None] * vh[:kept]).reshape(kept, *rest), s, lost2
 
 
 def round_train(cores: Sequence[Block], allowed2: float, ranks: Sequence[int] | None) -> Rounded:
@@ -94,6 +132,14 @@ def tucker_bytes(shape: tuple[int, ...], core: tuple[int, ...], itemsize: int) -
     """Bytes that `round_tucker` takes at most: the core a few times, and every basis twice."""
     size = math.prod(core)
     small = [min(rank, size // rank) for rank in core]
+    tall = max(range(len(core)), key=lambda mode: core[mode])
+    step = tall_step(core, tall)
+    if step:
+        wide = small[tall]
+        blocks = 5 * 2 * step * wide + 4 * (core[tall] // step + 1) * wide * wide
+        left = tuple(wide if mode == tall else rank for mode, rank in enumerate(core))
+        based = 0 if shape[tall] == core[tall] else shape[tall]
+        return itemsize * (size + blocks) + tucker_bytes((*shape[:tall], based, *shape[tall + 1 :]), left, itemsize)
     return itemsize * (6 * size + sum(2 * n * r + 4 * r * r for n, r in zip(shape, small, strict=True)))
 
 

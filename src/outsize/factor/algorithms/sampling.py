@@ -51,6 +51,18 @@ class Mixing(Kernel):
     def restore(self, state: dict[str, Any]) -> None:
         self.total, self.norm2 = state["total"], float(state["norm2"])
 
+    def __reduce__(self) -> Any:
+        return type(self), (
+            *self.total.shape,
+            self.axis,
+            self.total.dtype,
+            self.name,
+        )  # for a worker that begins a part
+
+    def join(self, sums: dict[str, Any]) -> None:
+        self.total += sums["total"]
+        self.norm2 += float(sums["norm2"])
+
     def basis(self) -> tuple[Block, Block]:
         """(orthonormal columns, share of all squares along each), falling."""
         u, s, _ = np.linalg.svd(self.total, full_matrices=False)
@@ -82,6 +94,13 @@ class Gram(Kernel):
 
     def restore(self, state: dict[str, Any]) -> None:
         self.total, self.norm2 = state["total"], float(state["norm2"])
+
+    def __reduce__(self) -> Any:
+        return type(self), (len(self.total), self.axis, self.total.dtype, self.name)  # for a worker that begins a part
+
+    def join(self, sums: dict[str, Any]) -> None:
+        self.total += sums["total"]
+        self.norm2 += float(sums["norm2"])
 
     def basis(self) -> tuple[Block, Block]:
         """(orthonormal columns, share of all squares along each), falling."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.api.lazy import Array
+from outsize.array.run.distribute import is_reachable
 from outsize.array.run.execute import clean_scratch
 from outsize.array.run.results import plan_compute
 from outsize.array.store.base import Block
@@ -26,8 +27,10 @@ from outsize.core.memory import DISK, HOST, Allowance, Budget, Part
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Plan, Step
 from outsize.core.units import format_bytes
+from outsize.engine.cluster import Cluster, use_cluster
 from outsize.factor.algorithms.checkpoint import Checkpoint
 from outsize.factor.algorithms.ranks import Key, Ranks, Survey
+from outsize.factor.algorithms.shared import cut, is_shared, run_shared
 from outsize.factor.algorithms.stream import Kernel, StreamPass, run_stream, size_stream
 from outsize.factor.algorithms.tensor import Target, Tensor
 
@@ -40,7 +43,7 @@ class Session:
 
     def __init__(
         self, budget: Budget, checkpoint: Checkpoint, listener: Listener | None, name: str, device: Any = None, *,
-        dry: bool = False, strict: bool = True, ranks: Ranks | None = None, at_once: bool = False,
+        dry: bool = False, strict: bool = True, ranks: Ranks | None = None, at_once: bool = False, cluster: Cluster | None = None,
     ) -> None:  # fmt: skip
         """A dry session has no data and takes the ranks from `ranks`. A strict one ends with a `BudgetError` at the first
         step that does not fit."""
@@ -51,6 +54,10 @@ class Session:
         self.at_once = at_once
         """True where the data are cut in memory at once, without a pass that makes them smaller: that asks nothing of their
         ranks."""
+        self.cluster = cluster
+        """Whose workers share passes over much data, None where all is done here."""
+        self.useful = 1
+        """Workers beyond which one more is given nothing to do in any pass so far."""
         self.ranks = ranks or Ranks()
         """What is known of ranks."""
         self.surveyed: set[Key] = set()
@@ -78,7 +85,11 @@ class Session:
         """Run a kernel over a tensor; the kernel and the share of the chunks that it saw."""
         work = StreamPass(tensor.node, axis, make(), current(), sample)
         sized = size_stream(work, self.room, self.packed)
-        step = sized.step(self._resident())
+        step, shared = sized.step(self._resident()), is_shared(self.cluster, tensor, sample)
+        if shared:
+            parts = len(cut(work, sized, self._spread))
+            self.useful = max(self.useful, parts)
+            step = replace(step, notes=(f"{parts} tasks for workers", *step.notes))
         self.add(self._on_disk(step, note))
         self.packed = max(self.packed, sized.packed)  # a pass that does not fit has taken nothing
         if self.dry:
@@ -86,7 +97,11 @@ class Session:
         stage = self.checkpoint.next()
         self._take_up(work, stage)
         place = (len(self.steps) - 1, max(self.expected, len(self.steps)))
-        if work.start >= 0:
+        if work.start >= 0 and shared and self.cluster is not None:
+            self.checkpoint.begin()
+            folder = os.path.join(self.scratch_folder(), "parts")
+            run_shared(work, sized, self.cluster, folder, self.room, self.listener, place)
+        elif work.start >= 0:
             work.saved = lambda done: self._save(stage, done, work.kernel)
             run_stream(work, sized, self.room, self.listener, place)
         return work.kernel, work.share(sized)
@@ -118,11 +133,12 @@ class Session:
     def compute(self, array: Array, what: str, *, on_device: bool = False) -> Block:
         """Make an array by the array room's passes, inside the room; they go into the plan."""
         device = self.device if on_device else None
-        for step in plan_compute(array.node, max(self.room, 0), device=device).steps:
-            self.add(self._beside(step, what))
-        if self.dry:
-            return np.zeros(array.shape, array.dtype) if array.size < 1 << 22 else np.zeros(0)
-        return np.asarray(array.compute(budget=self.room, progress=self.listener, device=device))
+        with use_cluster(self.cluster if is_reachable(array.node) else None):
+            for step in plan_compute(array.node, max(self.room, 0), device=device).steps:
+                self.add(self._beside(step, what))
+            if self.dry:
+                return np.zeros(array.shape, array.dtype) if array.size < 1 << 22 else np.zeros(0)
+            return np.asarray(array.compute(budget=self.room, progress=self.listener, device=device))
 
     def _beside(self, step: Step, what: str) -> Step:
         """A step of the array room with what this session holds."""
@@ -143,10 +159,11 @@ class Session:
         """True where work in memory that takes so much fits now."""
         return size + self.packed + sum(self.held.values()) <= self.host
 
-    def target(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Target:
-        """Where a projection goes: memory, where it is a quarter of the room at most, else a scratch file."""
+    def target(self, shape: tuple[int, ...], dtype: np.dtype[Any], of: Tensor) -> Target:
+        """Where a projection goes: memory, where it is a quarter of the room at most, else a scratch file; a file always where
+        workers write it."""
         small = Target(shape, dtype, None)
-        if small.nbytes <= self.room // IN_MEMORY:
+        if small.nbytes <= self.room // IN_MEMORY and not is_shared(self.cluster, of, None):
             return small
         return Target(shape, dtype, os.path.join(self.scratch_folder(), f"left-{len(self.steps)}.raw"))
 
@@ -163,6 +180,10 @@ class Session:
                 prefix=f"outsize-scratch-{os.getpid()}-", dir=self.budget.scratch, ignore_cleanup_errors=True
             )
         return self._folder.name
+
+    @property
+    def _spread(self) -> int:
+        return self.cluster.spread if self.cluster is not None else 1
 
     def start_again(self, host: int, *, at_once: bool) -> None:
         """In another way, or as if in a smaller budget: what was begun did not fit, but this does."""
@@ -200,5 +221,6 @@ class Session:
         reason = next((a.reason for a in self.budget.allowances if a.pool == HOST), "")
         return Plan(
             name=self.name, steps=tuple(self.steps), budgets=(Allowance(pool=HOST, bytes=self.asked, reason=reason),),
-            smallest=smallest, notes=notes,
+            smallest=smallest, notes=notes, workers=self._spread if self.cluster else None,
+            useful_workers=self.useful if self.cluster else None,
         )  # fmt: skip

@@ -18,6 +18,7 @@ import numpy as np
 
 from outsize.array.kernels.blas import blas_threads
 from outsize.array.store.base import Block
+from outsize.core.errors import ClusterError
 from outsize.factor.algorithms.projection import BasisTooSmall, Projection
 from outsize.factor.algorithms.ranks import Key, Survey
 from outsize.factor.algorithms.sampling import Gram, Mixing, gram_bytes
@@ -197,7 +198,7 @@ def _project(
     basis: Block = np.zeros((found.length, room), working(tensor))
     if not session.dry:
         basis[:, :columns] = found.basis[:, :columns]
-    target = session.target((*tensor.shape[:axis], room, *tensor.shape[axis + 1 :]), dtype)
+    target = session.target((*tensor.shape[:axis], room, *tensor.shape[axis + 1 :]), dtype, tensor)
     session.held["what is left"] = target.nbytes if target.path is None else 0
     session.scratch["what is left"] = 0 if target.path is None else target.nbytes
     direct = allowed is not None and allowed < _DIRECT
@@ -214,8 +215,11 @@ def _project(
         kernel, _ = session.stream(tensor, axis, make, note=_flops(tensor.size, room))
         if not session.dry:
             kernel.finish()
-    except BaseException:
-        target.abandon()
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | ClusterError):
+            target.close()  # the same call goes on with what is in the file
+        else:
+            target.abandon()
         session.held.pop("what is left"), session.scratch.pop("what is left")
         raise
     session.note_finished(kernel)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -69,6 +70,20 @@ class Kernel(abc.ABC):
     def flush(self) -> None:  # noqa: B027  (most have all of it in their state)
         """Bring to disk what the state does not have in it."""
 
+    def begin(self) -> None:  # noqa: B027  (most write nothing)
+        """On a worker that folds a part: open what is written."""
+
+    def end(self) -> None:  # noqa: B027
+        """Let go of it."""
+
+    def sums(self) -> dict[str, Any]:
+        """What a part of the chunks comes to."""
+        return self.state()
+
+    @abc.abstractmethod
+    def join(self, sums: dict[str, Any]) -> None:
+        """Add what the part that follows comes to."""
+
 
 class StreamPass(Pass):
     """Streams one node past a kernel; the mode `axis` is never cut."""
@@ -82,6 +97,8 @@ class StreamPass(Pass):
         self.working = np.dtype(np.complex128 if node.dtype.kind == "c" else np.float64)
         self.start = 0
         """Chunks that an earlier run has folded."""
+        self.stop = sys.maxsize
+        """The first chunk that is left to others."""
         self.saved: Callable[[int], None] = lambda done: None
         """Told how many chunks are folded, after each."""
 
@@ -165,7 +182,7 @@ class StreamPass(Pass):
     def chunks(self, job: Job, tile: Region) -> Iterator[Any]:
         grid = Grid(self.node.shape, job.sized.chunk)
         for place, number in enumerate(self.picked(job.sized)):
-            if place >= self.start:
+            if self.start <= place < self.stop:
                 yield place, region_at(grid, number)
 
     def open(self, job: Job, tile: Region, slot: Buffer) -> None:

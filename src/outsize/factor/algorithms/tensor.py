@@ -61,6 +61,9 @@ class Target:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
             self._sink = self._described.make(self.path)
 
+    def __reduce__(self) -> Any:
+        return Target, (self.shape, self.dtype, self.path)  # another process opens the same file
+
     def room(self, shape: tuple[int, ...]) -> int:
         """Bytes of buffer that writing a block of this shape takes."""
         if self.path is None:
@@ -123,6 +126,13 @@ class Target:
             return make.source(ScratchStore(shape, self.dtype, "what is left"))
 
         return Tensor(seen(self.shape), seen=seen)
+
+    def close(self) -> None:
+        """Let go of it; a file stays."""
+        self._array = None
+        if self._sink is not None:
+            self._sink.file.close()
+            self._sink = None
 
     def abandon(self) -> None:
         """Let go of it."""
