@@ -84,7 +84,8 @@ ONE = re.compile(
 )
 TRIED = re.compile(
     r"(?:besides|apart from|other than|except|without) (?:\w+ ){0,2}(?:chang|reduc|lower|decreas)\w+ (?:\w+ ){0,2}batch|"
-    r"\b(?:even|already|tried|despite|though|although|still|have|I)\b[^\n.]{0,60}(?<!have to )(?<!need to )(?<!want to )(?<!should )"
+    r"\b(?:even|already|tried|despite|though|although|still|have|"
+    r"I)\b[^\n.]{0,60}(?<!have to )(?<!need to )(?<!want to )(?<!should )"
     r"(?<!how to )(?<!must )(?<!can )\b(?:reduc|lower|decreas|shr[iau]nk|minimi[sz])\w*"
     r"[^\n.]{0,24}\bbatch[^\n]{0,60}\b(?:but|still|same|persist|not help|no help|did ?n[o']t|does ?n[o']t|"
     r"no (?:use|luck|effect))|"
