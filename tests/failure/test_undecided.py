@@ -172,3 +172,31 @@ def test_blocks_of_4_gib_are_for_large_requests():
     )
     assert not any("RELAXED" in how for how in hows(text.format("192.00 MiB")))
     assert any("RELAXED" in how for how in hows(text.format("5.00 GiB")))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "training: I changed BATCH_SIZE_PER_IMAGE in the yaml to 1, but I still get it.",
+        "training runs out of memory even batch size is reduced to 2",
+        "training does not work, even if I reduce the batchsize.",
+    ],
+)
+def test_a_smaller_batch_that_was_tried_is_seen_in_other_words(words):
+    assert "not fewer" in outsize.explain(f"{words} {FULL}").remedies[0].name
+
+
+def test_a_smaller_batch_that_is_only_wished_for_is_advised():
+    assert (
+        "batch"
+        in outsize.explain(f"i think i have to reduce the batch size but don't know how. {FULL}").remedies[0].name
+    )
+
+
+def test_a_test_of_a_model_is_no_training():
+    assert "backward" not in hows(f"I run the test code and get this. The train code is fine. {FULL}")[0]
+    assert (
+        outsize.explain('testing a model with a picture, out of memory error arise. "cuda":false')
+        .remedies[0]
+        .how.startswith("/usr/bin")
+    )

@@ -353,6 +353,7 @@ class Case(Shown):
             self.format in ("told", "said", "said-otherwise", "contiguous")
             and self.work is not Work.UNKNOWN
             and signs.RAM.search(self.text) is None
+            and signs.NO_CARD.search(self.text) is None
         )
         return kind or ("cuda" if self.on_device or used or self.names_card else "cpu")
 

@@ -84,11 +84,16 @@ ONE = re.compile(
 )
 TRIED = re.compile(
     r"(?:besides|apart from|other than|except|without) (?:\w+ ){0,2}(?:chang|reduc|lower|decreas)\w+ (?:\w+ ){0,2}batch|"
-    r"\b(?:even|already|tried|despite|though|although|still|have|I)\b[^\n.]{0,60}\b(?:reduc|lower|decreas|shr[iau]nk|minimi[sz])\w*"
+    r"\b(?:even|already|tried|despite|though|although|still|have|"
+    r"I)\b[^\n.]{0,60}(?<!have to )(?<!need to )(?<!want to )(?<!should )"
+    r"(?<!how to )(?<!must )(?<!can )\b(?:reduc|lower|decreas|shr[iau]nk|minimi[sz])\w*"
     r"[^\n.]{0,24}\bbatch[^\n]{0,60}\b(?:but|still|same|persist|not help|no help|did ?n[o']t|does ?n[o']t|"
     r"no (?:use|luck|effect))|"
     r"\beven\b[^\n.]{0,40}\b(?:small(?:er|est)?|tiny|low(?:er|est)?|reduced|minimal) (?:\w+ ){0,2}batch|"
     r"(?:lower|reduc|decreas)ing[^\n.]{0,24}\bbatch[^\n.]{0,60}\b(?:persist|still|(?:did|does)(?:n't| not))|"
+    r"\b(?:after|even (?:if|when|though)) (?:I |i |we |the )?(?:reduc|lower|decreas)\w*[^\n.]{0,16}batch|"
+    r"\beven (?:with |if |when )?(?:the )?batch[-_ ]?size (?:is |was )?(?:reduced|lowered|decreased|small)|"
+    r"\bbatch_?size\w*[^\n]{0,60}\bto (?:1|one)\b[^\n]{0,60}\b(?:but|still)\b|"
     r"\bno matter (?:what|how|which)[^\n.]{0,24}batch|(?:any|whatever) batch[-_ ]?size|batch[-_ ]?size (?:does|did)(?:n't| not)",
     re.IGNORECASE,
 )
@@ -115,7 +120,7 @@ CARD = re.compile(
 )
 NO_CARD = re.compile(
     r"(?:not|isn't|n't|never|without|instead of) (?:using |use |the |a ){0,2}(?:CUDA|GPUs?)\b|"
-    r"\bno (?:CUDA|GPU)\b|\bCPU[- ]only\b|\bmain memory\b",
+    r"\bcuda[\"']?\s?[:=]\s?(?:false|no|0)\b|\bno (?:CUDA|GPU)\b|\bCPU[- ]only\b|\bmain memory\b",
     re.IGNORECASE,
 )
 """A user who says that no card is used."""

@@ -86,7 +86,8 @@ _SIGNS: tuple[tuple[Work, int, re.Pattern[str]], ...] = (
         r"\binferenc(?:e|ing)\b|\binfer\b|transcri|whisper|\bdiffusers\b|denois|\bsamplers?\b|quick ?start|"
         r"\bdemo\b|upscal|super_?resol|"
         r"generat\w{1,4} (?:\w{1,9} ){0,3}(?:image|picture|video|audio|speech|text|response)|\bchat\b|推理|"
-        r"text.to.(?:speech|video|image)",
+        r"text.to.(?:speech|video|image)|\b(?:when|while|during|was|for) testing\b|\b(?:test|"
+        r"testing) (?:code|program|images?|set)\b",
         re.IGNORECASE)),
 )
 # fmt: on
