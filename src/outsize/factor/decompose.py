@@ -17,7 +17,7 @@ from outsize.array.graph.node import Node, walk
 from outsize.array.plan.prepare import resolve_budget
 from outsize.array.run.cluster import on_one_worker
 from outsize.array.run.now import make_now
-from outsize.array.store.formats.remote import is_remote
+from outsize.array.store.io.addresses import is_remote
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.events import Listener, default_listener
 from outsize.core.extras import need
