@@ -117,7 +117,9 @@ class StreamPass(Pass):
         return Fibers(data)
 
     def efforts(self, room: int) -> list[Effort]:
-        rows = [(2, room // 4), (2, room // 8), (2, room // 16), (1, room // 8), (1, room // 32), (1, room // 128)]
+        many = max(2, min(8, cores() // 2))  # they widen and turn what one kernel folds
+        rows = [(many, room // (2 * many)), (2, room // 4), (2, room // 8), (2, room // 16), (1, room // 8)]
+        rows += [(1, room // 32), (1, room // 128)]
         return [*(Effort(workers, each) for workers, each in rows), BARE]
 
     def fit(self, effort: Effort, room: Room, there: int = ANY) -> Sized | None:
