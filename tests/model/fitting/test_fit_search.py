@@ -1,6 +1,7 @@
 """The search finds what its arithmetic does not see: kernels that ask for more in small slices, floors of single operators."""
 
 import collections
+import dataclasses
 
 import pytest
 import torch
@@ -94,3 +95,20 @@ def test_listening_to_the_allocator_notes_no_operators():
     with torch.autograd.profiler.profile(use_cpu=True) as later:
         torch.ones(10)
     assert any("ones" in event.name for event in later.function_events)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_slices_that_draw_for_the_whole_batch_are_dearer(monkeypatch, dropout):
+    from outsize.model.fitting import training
+    from outsize.model.fitting.choice import Choice
+    from outsize.model.fitting.plan.remedies import Slices
+
+    gather, found = training.gather_facts, []
+    monkeypatch.setattr(training, "gather_facts", lambda *given: found.append(gather(*given)) or found[-1])
+    model = nn.Sequential(nn.Linear(32, 64), nn.Dropout(dropout), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    outsize.fit(model, lambda m, b: m(b).mean(), optimizer, torch.randn(8, 32), budget="1GiB", dry_run=True)
+    facts = found[-1]
+    assert (facts.redrawn > 0) == (dropout > 0)
+    at_once = Slices().seconds(Choice(slices=2), dataclasses.replace(facts, redrawn=0.0))
+    assert Slices().seconds(Choice(slices=2), facts) == pytest.approx(at_once + facts.redrawn, rel=1e-12)
