@@ -139,6 +139,25 @@ class Choice(Placement):
         )
 
     @property
+    def runs(self) -> int:
+        """How often the passes run in a step: once a slice."""
+        return self.slices
+
+    @property
+    def cut(self) -> Choice:
+        """The batch is cut alike, and nothing else is done."""
+        return Choice(slices=self.slices, first=self.first)
+
+    @property
+    def treatment(self) -> Choice:
+        """What it does inside the passes of a slice."""
+        return replace(self.passes, slices=1, first=0)
+
+    def cut_into(self, runs: int) -> Choice:
+        """The same with so many slices."""
+        return replace(self, slices=runs, first=0)
+
+    @property
     def unpacked(self) -> Choice:
         """The same with everything in its own number of bits."""
         return replace(self, kept_bits=0, frozen_bits=0, state_bits=0)

@@ -20,6 +20,19 @@ def dispatch_mode() -> Any:
     return part("utils._python_dispatch.TorchDispatchMode")
 
 
+@functools.cache
+def bare_mode() -> Any:
+    """The same without what torch puts around it for its compiler, which costs as much as what the mode does: for steps of which
+    nothing is compiled."""
+
+    class Bare(dispatch_mode()):  # type: ignore[misc]
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False
+
+    return Bare
+
+
 def no_modes() -> Any:
     """No mode sees the block's operators."""
     return part("utils._python_dispatch._disable_current_modes")()

@@ -109,6 +109,8 @@ class Facts(Noun):
     """Bytes that autograd saves of what each call makes, in the order of the calls."""
     timing: Timing
     """How long the plain step takes."""
+    redrawn: float
+    """Seconds in which a slice draws the random numbers of the whole batch."""
     growable: bool
     """The allocator can be told to let segments grow."""
     writing: frozenset[str]

@@ -17,6 +17,7 @@ from typing import Any
 from outsize.allocator import PhaseEvent
 from outsize.core.noun import Noun
 from outsize.model.fitting.move import evicted
+from outsize.model.fitting.run.random_sources import draws
 from outsize.model.torch_port.dispatch import arguments_of, is_functorch, tensors_in
 from outsize.model.tracing.attribution import Owners
 from outsize.model.tracing.ledger import Held, Ledger
@@ -68,6 +69,8 @@ class Projection(Noun):
     """Those of every later step: what the first one keeps comes once."""
     card: bool
     """A card's allocator is played."""
+    drawing: float = 0.0
+    """Estimated seconds of a CPU for random numbers."""
     grown_peaks: dict[str, int] = field(default_factory=dict, repr=False)
     """On a card the peaks where segments grow."""
     beside: int = 0
@@ -141,6 +144,10 @@ def label_of(kind: str, device: Any) -> str:
     return "cpu" if kind == "cpu" else f"cuda:{device.index or 0}"
 
 
+DRAWN = 5e-9
+"""Seconds of a CPU for a random number."""
+
+
 class ModuleNames(Owners):
     """Attributes storages to modules whose names are known beforehand, and to no line of the user's code."""
 
@@ -188,6 +195,8 @@ class Watch(Tracer):
         self._entered: dict[str, tuple[int, set[Held]]] = {}
         self.seconds: dict[tuple[str, str], float] = {}
         self.operators: dict[str, int] = {}
+        self.drawing = 0.0
+        """The part of it that draws random numbers."""
         self.spent = 0.0
         """Estimated time so far."""
         self._rates = RATES[label.partition(":")[0]]
@@ -238,6 +247,9 @@ class Watch(Tracer):
         module = self.owners.running()
         key = (phase, module if module in self.calls else "")
         seconds = max(flops / self._rates[0], 2 * touched / self._rates[1])
+        if self.device == "cpu" and draws(func, args, kwargs):
+            drawing = DRAWN * sum(r.numel() for r in results[:1] if isinstance(r, torch.Tensor))
+            seconds, self.drawing = seconds + drawing, self.drawing + drawing
         self.seconds[key] = self.seconds.get(key, 0.0) + seconds
         self.spent += seconds
         self.operators[phase] = self.operators.get(phase, 0) + 1
@@ -286,7 +298,7 @@ def projection_of(
     kept, stays, gives = kept_by(watch.ledger, label, watch.marks, names, watch.ends) if taken_apart else ({}, {}, {})
     return Projection(
         peaks=peaks_of(moves, again, card), away=away, kept=kept, stays=stays, gives=gives, fixed=present + state + beside,
-        state=state, calls=watch.calls, beside=beside,
+        state=state, calls=watch.calls, beside=beside, drawing=watch.drawing,
         seconds=watch.seconds, operators=watch.operators, moves=moves, again=again, card=card,
         grown_peaks=peaks_of(moves, again, card, expandable=True) if card and not found else {}, **found,
     )  # fmt: skip

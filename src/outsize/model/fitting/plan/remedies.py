@@ -129,6 +129,7 @@ class Slices(RemedyKind[Facts]):
         """Slices too small to fill the device take as long as their launches; gradients are added once more a slice. What is
         equal only up to rounding has to gain something."""
         longer = max(0.0, facts.passes_in(choice.slices) - facts.passes)
+        longer += (choice.slices - 1) * facts.redrawn
         return longer + 3 * (choice.slices - 1) * facts.gradients / RATES[facts.device][1] + ROUNDED * facts.passes
 
     def how(self, choice: Choice, facts: Facts | InferenceFacts) -> str:

@@ -84,6 +84,7 @@ def gather_facts(
         recipes=recipes, rungs={rung.sites: rung for ladder in recipes for rung in ladder},
         saved=_saved(survey) if survey is not None else {},
         timing=timing,
+        redrawn=plain.drawing if work.replay is not None else 0.0,
         growable=work.device == "cuda" and can_grow(),
         writing=findings.writing,
         forbidden=find_forbidden(work, findings, own_step),

@@ -122,6 +122,14 @@ class TensorsAway(RemedyKind[Facts]):
         return "all" if ALL in choice.tensors_away else str(len(choice.tensors_away))
 
 
+def move_all(choice: Choice, facts: Facts) -> Choice | None:
+    """The choice that cuts the batch alike and keeps elsewhere whatever need not be there; None where that is forbidden."""
+    if {"tensors_away", "gradients_away", "state_away"} & facts.forbidden.keys():
+        return None
+    chunks = facts.chunks if facts.heads and "chunks" not in facts.forbidden else 0
+    return replace(choice.cut, tensors_away=(ALL,), gradients_away=True, state_away=1.0, chunks=chunks)
+
+
 def computed_again(choice: Choice, facts: Facts, again: float, calls: float) -> float:
     """Seconds that a step takes longer where part of its forward pass runs twice; `calls`: of the processor."""
     longer = facts.passes_in(choice.slices, again, calls) - facts.passes_in(choice.slices)

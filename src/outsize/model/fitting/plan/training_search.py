@@ -19,6 +19,7 @@ from outsize.model.fitting.plan.foreign_tensors import say_beside
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.plan.remedies import TIES, TRAINING, describe, predict, remedies_on
 from outsize.model.fitting.plan.search import SURE, TRACES, Candidate, Search
+from outsize.model.fitting.plan.tensor_remedies import move_all
 
 HOPE = 0.92
 """A choice is traced where the arithmetic says at most its budget over this: it errs by a few percent both ways."""
@@ -32,8 +33,20 @@ SCATTERED = 3
 FEW = 4
 """Most traces in search of one more choice to run."""
 
+ODD = 1.5
+"""A choice that holds so many times what the arithmetic says has kernels that ask for more than those of the whole batch."""
+
+LIGHTER = 5
+"""Most traces in search of a cheaper choice, below one that fits."""
+
+CHEAPER = 0.9
+"""Part of the seconds added that a cheaper choice may take."""
+
 DEAR = 0.25
 """Tensors are treated one by one where remedies for modules add more than this part of the plain step."""
+
+LOOKED = 8
+"""Most choices of a kind among which the smallest is looked for where nothing fits."""
 
 SETTINGS = tuple(kind for kind in TRAINING if kind.shown_without)
 """Remedies that need no trace of their own."""
@@ -58,6 +71,12 @@ class TrainingSearch(Search[Facts]):
         """Bytes that the passes of a choice hold beyond the arithmetic: the same, wherever weights, gradients and state are."""
         self._failed: dict[Any, int] = {}
         """Places of weights, gradients and state -> how many choices with them did not fit."""
+        self._most = facts.rows
+        """Into more slices the batch is not cut: kernels of fewer samples were seen to hold more."""
+        self._fewest = 1
+        """With fewer slices single operators hold too much."""
+        self._failed_in: dict[int, int] = {}
+        """Number of slices -> how many choices with it did not fit."""
         self._scattered: dict[tuple[str, ...], int] = {}
         """Kind of a choice -> how many did not fit by the allocator's gaps alone."""
 
@@ -125,13 +144,46 @@ class TrainingSearch(Search[Facts]):
             seen = max(STRIDE * self.budget, part * candidate.peak) / max(1, candidate.predicted)
             self.corrections[kind] = max(self.corrections.get(kind, self._hope), seen)
         self._failed[places] = self._failed.get(places, 0) + 1
+        self._look_at_floor(candidate.choice)
         if self._failed[places] == 2:
             rest = [c for c in candidates if c.choice.places == places and c.projection is None]
-            least = min(rest, key=_smallest_first, default=None)
-            if least is not None and self.fits(self._trace(least)):
+            least = self._least_of(rest)
+            if least is not None and self.fits(least):
                 return [least]
             self._failed[places] = TRACES
         return []
+
+    def _look_at_floor(self, choice: Choice) -> None:
+        """Where two choices that cut the batch alike have failed, all that can be is moved: where that fails, so do all others.
+
+        What is left then is held by single operators. Of the weights nothing is known: they may visit.
+        """
+        runs = choice.runs
+        self._failed_in[runs] = self._failed_in.get(runs, 0) + 1
+        floor = move_all(choice, self.facts) if self._failed_in[runs] == 2 else None
+        if floor is None:
+            return
+        known = next((c for c in self.tried if c.choice == floor), None)
+        held = (known or self._trace(self._candidate(floor))).peak - self.facts.weights
+        if held * (1 - TIES) * self._handed > self.budget:
+            self._fewest = max(self._fewest, runs + 1)
+
+    def _least_of(self, candidates: list[Candidate]) -> Candidate | None:
+        """That which holds least. Kernels for few samples may take more than those for many: then slices are fewer."""
+        candidates = [c for c in candidates if c.choice.runs <= self._most]
+        least = min(candidates, key=_smallest_first, default=None)
+        if least is None:
+            return None
+        best = self._trace(least)
+        while least.choice.runs > 1 and least.peak > ODD * least.predicted and not self.fits(best):
+            fewer = max((c.choice.runs for c in candidates if c.choice.runs < least.choice.runs), default=0)
+            if not fewer:
+                break
+            least = self._trace(self._candidate(least.choice.cut_into(fewer)))
+            if least.peak > best.peak:
+                break
+            best, self._most = least, fewer
+        return best
 
     def _scatters(self, candidate: Candidate) -> bool:
         """True where what is handed out would fit, and only the allocator's gaps do not: those of another choice may."""
@@ -147,6 +199,8 @@ class TrainingSearch(Search[Facts]):
     def _is_hopeful(self, candidate: Candidate) -> bool:
         """Not given up with others like it, and small enough by arithmetic, as far as traces have corrected that."""
         if self._failed.get(candidate.choice.places, 0) >= TRACES:
+            return False
+        if not self._fewest <= candidate.choice.runs <= self._most:
             return False
         more = self._beyond.get(candidate.choice.passes)
         if more is not None and (candidate.predicted + more) * (1 - TIES) * self._handed > self.budget:
@@ -191,10 +245,11 @@ class TrainingSearch(Search[Facts]):
         looked = []  # the same for every budget, also for the one it names
         for single in (False, True):  # tensors one by one, or none
             kind = [c for c in least.values() if _takes_tensors(c.choice) == single]
-            looked += kind[:TRACES]
-        for candidate in looked:
+            looked += kind[:LOOKED]
+        for number, candidate in enumerate(looked):
             if candidate.projection is None:
-                self._trace(candidate)
+                alike = [c for c in self.candidates if c.choice.cut_into(1) == candidate.choice.cut_into(1)]
+                looked[number] = self._least_of(alike) or self._trace(candidate)
         fitting = [c for c in self.tried if self.fits(c)]
         if fitting:
             return self._improve(min(fitting, key=lambda c: c.seconds))
@@ -216,8 +271,42 @@ class TrainingSearch(Search[Facts]):
             needed=needed, budget=self.budget, smallest=needed, culprit=max(peaks, key=peaks.__getitem__),
         )  # fmt: skip
 
+    def _lighten(self, candidate: Candidate) -> Candidate:
+        """The cheapest choice found that fits like a dear one.
+
+        The first that fits may do far too much: it was the smallest where others had failed. Traces have shown by now which part
+        of what the arithmetic frees is there all the same.
+        """
+        for _ in range(LIGHTER if self._is_dear(candidate) else 0):
+            cheaper = (
+                c
+                for c in self.candidates
+                if c.seconds < CHEAPER * candidate.seconds
+                and c.projection is None
+                and c.choice.runs <= self._most
+                and c.predicted <= self.budget
+                and self._corrected(c) <= self.budget
+            )
+            cheapest = next(cheaper, None)
+            if cheapest is None:
+                break
+            if self.fits(self._trace(cheapest)):
+                candidate = cheapest
+        return candidate
+
+    def _corrected(self, candidate: Candidate) -> float:
+        """The arithmetic of a choice, with what traces like it have shown to be there of what it frees."""
+        like = [t for t in self.tried if _keys(t.choice.treatment) == _keys(candidate.choice.treatment)]
+        back = max(((t.peak - t.predicted) / max(1, self._freed(t)) for t in like), default=0.0)
+        return candidate.predicted + max(0.0, back) * self._freed(candidate)
+
+    def _freed(self, candidate: Candidate) -> float:
+        """Bytes that remedies free in the passes of a slice."""
+        return max(1.0, predict(candidate.choice.cut, self.facts) - predict(candidate.choice.passes, self.facts))
+
     def _improve(self, candidate: Candidate) -> Candidate:
         """As little of what a choice does as still fits."""
+        candidate = self._lighten(candidate)
         for kind in TRAINING:
             candidate = self._refine(candidate, kind.gentler(candidate.choice, self.facts), kind.key)
         for kind in TRAINING:

@@ -31,7 +31,7 @@ from outsize.model.fitting.recipes.nodes import (
 )
 from outsize.model.fitting.recipes.operators import Kind, Sites, kind_of
 from outsize.model.torch_port.dispatch import (
-    dispatch_mode,
+    bare_mode,
     is_functorch,
     same_memory,
     tensors_in,
@@ -132,7 +132,7 @@ class ForwardPass:
 
         forward = self
 
-        class Mode(dispatch_mode()):  # type: ignore[misc]
+        class Mode(bare_mode()):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 kind = kind_of(func)
                 if kind.view or forward._busy:
