@@ -86,7 +86,7 @@ def estimate(way: str) -> None:
 
 def estimate_rank(way: str) -> None:
     """One of eight ranks, with parts of torch.distributed loaded as accelerate loads them."""
-    import torch.distributed.tensor.parallel  # noqa: F401
+    import torch.distributed.tensor.parallel
 
     def build() -> Any:
         model = make_model().cuda()
