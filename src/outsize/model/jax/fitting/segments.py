@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from outsize.model.cuts import bytes_across, narrowest_cuts
 from outsize.model.jax import private_parts as parts
 from outsize.model.jax.fitting.slices import Loss
 from outsize.model.jax.program import CALLS
@@ -199,46 +200,10 @@ def _between(jaxpr: Any, start: int, end: int) -> tuple[list[Any], list[Any]]:
 
 
 def cuts_of(jaxpr: Any, count: int) -> list[int]:
-    """Where to cut into `count` segments: near equal bytes written, at the narrowest place around."""
+    """Where to cut into `count` segments; arguments are there anyway."""
     equations = jaxpr.eqns
-    if count <= 1 or len(equations) < 2:
-        return []
-    sizes = [sum(parts.bytes_of(var.aval) or 0 for var in equation.outvars) for equation in equations]
-    crossing = _crossing(jaxpr)
-    total, written, reached = sum(sizes) or 1, 0, []
-    for size in sizes:
-        written += size
-        reached.append(written)
-    cuts: list[int] = []
-    for number in range(1, count):
-        low, high = ((number + shift) * total / count for shift in (-0.45, 0.45))
-        near = [place + 1 for place, size in enumerate(reached[:-1]) if low <= size <= high]
-        if near:
-            cuts.append(
-                min(near, key=lambda place: (crossing[place], abs(reached[place - 1] - number * total / count)))
-            )
-    return sorted(set(cuts))
-
-
-def _crossing(jaxpr: Any) -> list[int]:
-    """Bytes of values that are made before each place and read behind it; arguments are there anyway."""
-    last: dict[Any, int] = {}
-    for place, equation in enumerate(jaxpr.eqns):
-        for atom in equation.invars:
-            if not parts.is_literal(atom):
-                last[atom] = place
-    for atom in jaxpr.outvars:
-        if not parts.is_literal(atom):
-            last[atom] = len(jaxpr.eqns)
-    change = [0] * (len(jaxpr.eqns) + 2)
-    for place, equation in enumerate(jaxpr.eqns):
-        for var in equation.outvars:
-            if var in last:
-                size = parts.bytes_of(var.aval) or 0
-                change[place + 1] += size
-                change[last[var] + 1] -= size
-    alive, found = 0, []
-    for difference in change:
-        alive += difference
-        found.append(alive)
-    return found
+    made = [[(var, parts.bytes_of(var.aval) or 0) for var in equation.outvars] for equation in equations]
+    read = [[atom for atom in equation.invars if not parts.is_literal(atom)] for equation in equations]
+    results = [atom for atom in jaxpr.outvars if not parts.is_literal(atom)]
+    sizes = [sum(size for _, size in values) for values in made]
+    return narrowest_cuts(sizes, bytes_across(made, read, results), count)
