@@ -203,8 +203,8 @@ def _plan(rows: int, allowance: Allowance, plain: Played, way: Way, learned: Lea
     step = Step(name="training step", peaks=(Peak(pool=allowance.pool, bytes=way.peak, known=Known.BOUND),))
     return FitPlan(
         name=f"training step of {rows} samples", steps=(step,), budgets=(allowance,), smallest=None,
-        remedies=tuple(_remedies(rows, plain, way, learned)), slow_down=way.seconds(rows), plain=plain.bound, away=0, place="host",
-        notes=(*plain.traced.notes, *learned.notes),
+        remedies=tuple(_remedies(rows, plain, way, learned)), slow_down=way.seconds(rows), plain=plain.bound, away=0,
+        place="host", notes=(*plain.traced.notes, *learned.notes),
     )  # fmt: skip
 
 

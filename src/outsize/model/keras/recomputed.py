@@ -82,7 +82,7 @@ class AgainStep:
 def _forgotten(run: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
     """A function that is run again for its gradient.
 
-    `tf.recompute_grad` lets gradients of weights wait while the segments before are computed again, with all that they read. Here a
+    `tf.recompute_grad` lets gradients of weights wait, with all that they read, while segments before are computed again. Here a
     segment gives its gradient on when those of its weights are done, so that one segment is in memory at a time.
     """
     tf = port.tensorflow()
