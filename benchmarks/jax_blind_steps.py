@@ -211,9 +211,14 @@ def compare(name: str) -> float:
 
 
 def main() -> None:
-    print("| step | cpu by default | ordered for memory | bound from the jaxpr | bound / ordered |\n|---|---|---|---|---|")
+    print(
+        "| step | cpu by default | ordered for memory | bound from the jaxpr | bound / ordered |\n|---|---|---|---|---|"
+    )
     found = [compare(name) for name in sys.argv[1:] or STEPS]
-    print(f"\n{len(found)} steps, jax {jax.__version__}: median {statistics.median(found):.3f}, from {min(found):.3f}", end=" ")
+    print(
+        f"\n{len(found)} steps, jax {jax.__version__}: median {statistics.median(found):.3f}, from {min(found):.3f}",
+        end=" ",
+    )
     print(f"to {max(found):.3f}")
 
 

@@ -222,6 +222,11 @@ def test_the_command_line_takes_a_step_of_jax(tmp_path):
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
     assert '"name": "outputs"' in answer.stdout and '"bytes": 16384' in answer.stdout
+    answer = subprocess.run(
+        [sys.executable, "-m", "outsize", "estimate", "train:make", "--device", "cpu", "--budget", "1KiB"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert answer.returncode == 1 and "does not fit" in answer.stdout and not answer.stderr
 
 
 def test_nothing_of_jax_or_torch_is_imported_before_it_is_needed():
@@ -252,7 +257,5 @@ for device in ("cpu", "tpu"):
 
 def test_of_arguments_that_are_spread_over_devices_each_device_holds_its_part():
     spread = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    found = subprocess.run(
-        [sys.executable, "-c", SPREAD], env={**os.environ, **spread}, capture_output=True, text=True
-    )
+    found = subprocess.run([sys.executable, "-c", SPREAD], env={**os.environ, **spread}, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr

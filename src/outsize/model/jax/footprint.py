@@ -139,7 +139,9 @@ def _notes(call: Call, compiled: Compiled | None, device: str, card: Card | None
     if any(map(is_spread, call.shapes)):
         notes.append("the numbers are those of one device: its part of spread arguments")
         if compiled is None:
-            notes.append("how XLA spreads temporaries is not known without the devices: they are counted as if each held all")
+            notes.append(
+                "how XLA spreads temporaries is not known without the devices: they are counted as if each held all"
+            )
     if compiled is None:
         notes.append(
             f"jax has no {device.partition(':')[0]} device here, so this is a bound: every array of the jaxpr from its first "

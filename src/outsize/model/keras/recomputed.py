@@ -177,4 +177,4 @@ def _may_run_twice(node: Any) -> bool:
 
 def _bytes(symbol: Any) -> int:
     """Bytes of a symbolic tensor for one sample."""
-    return prod(size or 1 for size in symbol.shape) * 4
+    return int(prod(size or 1 for size in symbol.shape)) * 4
