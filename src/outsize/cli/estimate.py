@@ -27,6 +27,7 @@ from outsize.model.estimation.configurations import OPTIMIZERS, PRECISIONS, step
 from outsize.model.estimation.estimate import estimate
 from outsize.model.estimation.ranks import SHARDINGS
 from outsize.model.estimation.ways_out import Setting, measure_for_step, measure_precisions, measure_ways_out
+from outsize.model.frameworks import FIRST
 from outsize.model.scripts.start import SECONDS, estimate_script
 
 DEFAULT_SEQ = 512
@@ -206,6 +207,7 @@ def _from_function(args: argparse.Namespace, common: dict[str, Any]) -> Any:
         return function(*rest)
 
     step.__name__ = args.target
+    step.__dict__[FIRST] = True
     if batch is None:
         footprint = estimate(step, build=build, **common)
     else:

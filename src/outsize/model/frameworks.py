@@ -22,6 +22,8 @@ PACKAGES = {
 """Package -> framework."""
 ADAPTERS = {"jax": "outsize.model.jax", "keras": "outsize.model.keras"}
 """Framework -> the module with its `estimate` and `fit`. Those of torch are the verbs themselves."""
+FIRST = "calls_first"
+"""Attribute of a step that only calls its first argument with the others: that one is the step, and may be a model."""
 _MOST = 10_000
 """Objects that are looked at."""
 

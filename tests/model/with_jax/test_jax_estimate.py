@@ -1,6 +1,7 @@
 """What a step of JAX takes: XLA's own bytes where the device is here, a bound of the jaxpr elsewhere."""
 
 import functools
+import os
 import subprocess
 import sys
 import textwrap
@@ -221,6 +222,11 @@ def test_the_command_line_takes_a_step_of_jax(tmp_path):
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
     assert '"name": "outputs"' in answer.stdout and '"bytes": 16384' in answer.stdout
+    answer = subprocess.run(
+        [sys.executable, "-m", "outsize", "estimate", "train:make", "--device", "cpu", "--budget", "1KiB"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert answer.returncode == 1 and "does not fit" in answer.stdout and not answer.stderr
 
 
 def test_nothing_of_jax_or_torch_is_imported_before_it_is_needed():
@@ -229,3 +235,27 @@ def test_nothing_of_jax_or_torch_is_imported_before_it_is_needed():
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+SPREAD = """
+import jax, jax.numpy as jnp, numpy as np, outsize
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()), ("d",))
+w = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, P()))
+x = jax.ShapeDtypeStruct((4096, 64), jnp.float32, sharding=NamedSharding(mesh, P("d")))
+step = lambda w, x: jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
+found = jax.jit(step).lower(w, x).compile().memory_analysis()
+one = 64 * 64 * 4 + 4096 * 64 * 4 // 4
+assert found.argument_size_in_bytes == one
+for device in ("cpu", "tpu"):
+    said = outsize.estimate(step, w, x, device=device)
+    assert sum(part.bytes for part in said.parts if part.name == "inputs") == one, said.parts
+    assert any("of one device" in note for note in said.notes)
+    assert said.peak_requested.bound >= one + found.temp_size_in_bytes
+"""
+
+
+def test_of_arguments_that_are_spread_over_devices_each_device_holds_its_part():
+    spread = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    found = subprocess.run([sys.executable, "-c", SPREAD], env={**os.environ, **spread}, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr

@@ -118,11 +118,11 @@ def test_a_loss_that_does_not_split_is_not_sliced_and_the_plan_says_why():
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     st.sampled_from([(mean_loss, Rule.MEAN), (sum_loss, Rule.SUM), (pair_loss, Rule.PAIR)]),
-    st.integers(1, 11), st.integers(0, 5), st.booleans(),
+    st.integers(1, 11), st.integers(0, 5), st.sampled_from(["", "products", "names"]), st.booleans(),
 )  # fmt: skip
-def test_slices_and_segments_of_any_number_give_the_plain_gradient(which, slices, segments, keep):
+def test_slices_and_segments_of_any_number_give_the_plain_gradient(which, slices, segments, kept, away):
     (loss, rule), params, batch = which, tanh_params((8, 16, 16, 4)), batch_of(11)
-    again = recomputed(loss, segments, keep) if segments else loss
+    again = recomputed(loss, segments, kept, away) if segments else loss
     found = jax.jit(sliced(again, rule, read_axes(batch), slices))(params, batch)
     plain = gradients_of(loss, rule)(params, batch)
     scale = max(1.0, float(jnp.abs(plain[0])))
@@ -134,9 +134,9 @@ def test_loops_and_calls_inside_the_loss_are_computed_again(loss):
     params, batch = tanh_params((8, 16, 16, 16)), batch_of(8)
     if loss is inside_jit:
         batch["y"] = jnp.zeros((8, 16))
-    found = jax.jit(jax.value_and_grad(recomputed(loss, 3, False)))(params, batch)
+    found = jax.jit(jax.value_and_grad(recomputed(loss, 3)))(params, batch)
     assert farthest(found, jax.value_and_grad(loss)(params, batch)) < 1e-5
-    again = str(jax.make_jaxpr(jax.grad(recomputed(loss, 3, False)))(params, batch))
+    again = str(jax.make_jaxpr(jax.grad(recomputed(loss, 3)))(params, batch))
     assert "checkpoint" in again or "remat" in again
 
 
@@ -180,7 +180,7 @@ def test_options_that_mean_nothing_here_are_refused_in_one_sentence():
     params, batch = tanh_params(), batch_of(8)
     for options, words in (
         ({"host": "1GiB"}, "host="), ({"clip": 1.0}, "clip_by_global_norm"), ({"scaler": object()}, "scaler"),
-        ({"allow": "approximate"}, "exact"), ({"without": ("offload",)}, "slices, checkpoint, order"),
+        ({"allow": "approximate"}, "exact"), ({"without": ("pages",)}, "slices, checkpoint, order, offload"),
         ({"device": "cuda:7"}, "cuda:7"), ({"batch_axis": "ends"}, "no axis"),
     ):  # fmt: skip
         with pytest.raises(outsize.InputError, match=words) as caught:

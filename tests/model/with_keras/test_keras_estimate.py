@@ -116,3 +116,23 @@ def test_what_means_nothing_is_refused(models):
     with pytest.raises(InputError, match="needs a batch"):
         outsize.estimate(model)
     assert issubclass(BudgetError, Exception)
+
+
+def test_the_command_line_takes_a_model_and_a_batch(tf, tmp_path):
+    import subprocess
+    import sys
+
+    (tmp_path / "train.py").write_text(
+        "import keras, numpy as np\n"
+        "def make(rows=32):\n"
+        "    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(128), keras.layers.Dense(10)])\n"
+        "    model.compile('adam', 'mse')\n"
+        "    return model, np.ones((rows, 64), 'float32'), np.ones((rows, 10), 'float32')\n"
+    )
+    for more, status, words in (([], 0, "FITS"), (["--budget", "100KiB"], 1, "DOES NOT FIT")):
+        answer = subprocess.run(
+            [sys.executable, "-m", "outsize", "estimate", "train:make", "--device", "cpu", "--budget", "1GiB", *more],
+            cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+        assert answer.returncode == status, answer.stdout + answer.stderr
+        assert words in answer.stdout.upper()

@@ -16,6 +16,7 @@ from outsize.core.footprint import Footprint, WayOut
 from outsize.model.estimation.adapters import add_low_rank, keep_in_bits
 from outsize.model.estimation.configurations import PRECISIONS, step_from
 from outsize.model.estimation.estimate import estimate
+from outsize.model.frameworks import TORCH, framework_of
 
 STEPS = 2
 """Steps of each trace."""
@@ -56,17 +57,19 @@ def measure_for_step(
     sizes: list[tuple[str, tuple[int, ...]]],
     common: dict[str, Any],
 ) -> tuple[WayOut, ...]:
-    """The ways out of a user's own step: other sizes, and autocast around it."""
-    import torch
+    """The ways out of a user's own step: other sizes, and autocast around one of torch."""
 
     def cast(*args: Any) -> Any:
+        import torch
+
         with torch.autocast(common["device"], dtype=torch.bfloat16):
             return step(*args)
 
     cast.__name__ = "step"
     whole = sizes[0][1] if sizes else ()
     rows = [(name, OTHER, name, step, given) for name, given in sizes[1:]]
-    rows.append(("autocast to bfloat16", APPROXIMATE, 'with torch.autocast("cuda", torch.bfloat16):', cast, whole))
+    if framework_of(step, build) == TORCH:
+        rows.append(("autocast to bfloat16", APPROXIMATE, 'with torch.autocast("cuda", torch.bfloat16):', cast, whole))
     found = []
     for name, exactness, how, one, given in rows:
         with contextlib.suppress(OutsizeError, RuntimeError):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from outsize.core.errors import InputError, OutsizeError
-from outsize.model.jax.private_parts import inner_jaxpr, require_jax
+from outsize.model.jax.private_parts import bytes_of, inner_jaxpr, require_jax
 
 WEIGHTS, STATE, INPUTS = "weights", "optimizer state", "inputs"
 STATE_NAMES = ("opt", "state", "momentum", "mu", "nu")
@@ -98,8 +98,19 @@ def shape_of(leaf: Any) -> Any:
     if isinstance(leaf, numbers.Number):
         return jax.eval_shape(lambda: jax.numpy.asarray(leaf))
     sharding = getattr(leaf, "sharding", None)
-    many = sharding is not None and len(getattr(sharding, "device_set", ())) > 1
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if many else None)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if is_spread(leaf) else None)
+
+
+def bytes_on_one(shape: Any) -> int:
+    """Bytes that one device holds of an argument: of a spread one its part."""
+    sharding = getattr(shape, "sharding", None)
+    part = shape.shape if sharding is None else sharding.shard_shape(shape.shape)
+    return bytes_of(require_jax().ShapeDtypeStruct(part, shape.dtype)) or 0
+
+
+def is_spread(shape: Any) -> bool:
+    """True for an argument on several devices."""
+    return len(getattr(getattr(shape, "sharding", None), "device_set", ())) > 1
 
 
 def _built(build: Callable[..., Any], sizes: Sequence[int]) -> tuple[tuple[Any, ...], tuple[str, ...]]:

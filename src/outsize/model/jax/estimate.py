@@ -17,7 +17,7 @@ from outsize.core.footprint import Footprint
 from outsize.core.units import parse_bytes
 from outsize.model.estimation import growth
 from outsize.model.jax import arena, footprint
-from outsize.model.jax.arguments import guarded, read_call
+from outsize.model.jax.arguments import bytes_on_one, guarded, read_call
 from outsize.model.jax.compiled import PLATFORMS, compile_for, find_device
 from outsize.model.jax.liveness import follow
 from outsize.model.jax.private_parts import require_jax
@@ -77,6 +77,7 @@ class _Job:
         if sizes not in self.known:
             call = read_call(self.step, self.args, self.build, *sizes)
             lived = follow(call.jaxpr, call.donated)
+            lived.arguments = [bytes_on_one(shape) for shape in call.shapes]
             there = find_device(self.device)
             donated = [number for number, given in enumerate(call.donated) if given]
             compiled = (

@@ -38,11 +38,12 @@ def fit(
     """Make a step of JAX run inside `budget` bytes of its device: parameters, gradients, optimizer state, batch and temporaries.
 
     `model` is a pytree of parameters, `loss(params, batch)` gives a scalar or (total, count), `optimizer` is optax's.
-    `without` names remedies not to use: slices, checkpoint, order.
+    `host` limits what waits in page-locked memory of the host. `without` names remedies not to use: slices, checkpoint, order,
+    offload.
     """
     jax = require_jax()
     _check(loss, optimizer, own_step, without)
-    _refuse(host=host, weights=weights, clip=clip, scaler=scaler, allow=None if allow == "exact" else allow)
+    _refuse(weights=weights, clip=clip, scaler=scaler, allow=None if allow == "exact" else allow)
     leaves = jax.tree_util.tree_leaves((model, batch))
     if not jax.tree_util.tree_leaves(model):
         raise InputError("the parameters have no arrays: there is nothing to fit")
@@ -50,7 +51,7 @@ def fit(
     there = _device(device, model)
     request = Request(
         params=model, loss=loss, optimizer=None if own_step else optimizer, device=there, allowance=_allowance(budget, there),
-        without=frozenset(without), batch_axis=batch_axis, real=real,
+        host=_host_bytes(host, there), without=frozenset(without), batch_axis=batch_axis, real=real,
     )  # fmt: skip
     planned = plan(request, model, batch)
     return Fitted(
@@ -79,7 +80,6 @@ def _check(loss: Any, optimizer: Any, own_step: bool, without: Any) -> None:
 
 
 MEANINGLESS = {
-    "host": "parameters of JAX stay on their device",
     "weights": "parameters of JAX stay on their device",
     "clip": "put optax.clip_by_global_norm into the optimizer",
     "scaler": "scale the loss in your own function",
@@ -112,6 +112,15 @@ def _device(device: Any, model: Any) -> Any:
             f"jax has no device {device!r} here, and bytes are known from compiling for it: leave device out"
         )
     return found
+
+
+def _host_bytes(host: int | str | None, device: Any) -> int | None:
+    """Bytes that may wait on the host; None where the device is the host."""
+    if device.platform != "cpu":
+        return allowance_of(HOST, host, "the host").bytes
+    if host is not None:
+        raise InputError(f"host={host!r} means nothing here: the device is the host, so nothing waits elsewhere")
+    return None
 
 
 def _allowance(budget: int | str | None, device: Any) -> Allowance:

@@ -14,7 +14,7 @@ from outsize.core.memory import HOST, Part, Pool
 from outsize.core.noun import Known
 from outsize.core.units import MiB
 from outsize.model.jax import arena
-from outsize.model.jax.arguments import INPUTS, STATE, WEIGHTS, Call
+from outsize.model.jax.arguments import INPUTS, STATE, WEIGHTS, Call, is_spread
 from outsize.model.jax.compiled import Compiled
 from outsize.model.jax.liveness import Lived, Moment
 
@@ -52,7 +52,7 @@ def make(
         device_use=_use(allocated, on_host, card), parts=parts, modules=_largest(lived, by="name"),
         lines=_largest(lived, by="line"), kinds=KINDS, timeline=_timeline(call, lived), peak_label=_peak_label(lived),
         card=card, capacity=capacity, fits=_verdict(allocated, capacity, sure=not guesses),
-        notes=(*call.notes, *_notes(compiled, lived, device, card), *guesses), guesses=tuple(guesses),
+        notes=(*call.notes, *_notes(call, compiled, device, card), *guesses), guesses=tuple(guesses),
     )  # fmt: skip
 
 
@@ -143,8 +143,14 @@ def _verdict(allocated: Amount, capacity: int | None, sure: bool) -> bool | None
     return found if sure else (found and None)
 
 
-def _notes(compiled: Compiled | None, lived: Lived, device: str, card: Card | None) -> list[str]:
+def _notes(call: Call, compiled: Compiled | None, device: str, card: Card | None) -> list[str]:
     notes = []
+    if any(map(is_spread, call.shapes)):
+        notes.append("the numbers are those of one device: its part of spread arguments")
+        if compiled is None:
+            notes.append(
+                "how XLA spreads temporaries is not known without the devices: they are counted as if each held all"
+            )
     if compiled is None:
         notes.append(
             f"jax has no {device.partition(':')[0]} device here, so this is a bound: every array of the jaxpr from its first "

@@ -47,10 +47,33 @@ def constants_of(thing: Any) -> list[Any]:
     return list(getattr(thing, "consts", ()))
 
 
+def is_away(aval: Any) -> bool:
+    """True for a value of a program that is in the host's memory while the program runs on a device."""
+    return type(aval).__name__ == "ShapedArray" and str(getattr(aval, "memory_space", "")).endswith("Host")
+
+
+def in_memory(device: Any, kind: str) -> Any:
+    """A placement in a device's own memory (`device`), or in page-locked memory of its host (`pinned_host`)."""
+    return require_jax().sharding.SingleDeviceSharding(device, memory_kind=kind)
+
+
+def names_in(closed: Any) -> set[str]:
+    """Names that the user gave to values with `checkpoint_name`."""
+    found = set()
+    for equation in inner_jaxpr(closed).eqns:
+        if equation.primitive.name == "name":
+            found.add(str(equation.params["name"]))
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                if hasattr(inner_jaxpr(inner), "eqns"):
+                    found |= names_in(inner)
+    return found
+
+
 def bytes_of(aval: Any) -> int | None:
-    """Bytes of a value of this shape; None where a size is not a number, 0 for tokens."""
+    """Bytes of a value of this shape; None where a size is not a number, 0 for tokens and for what is on the host."""
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
-    if shape is None or dtype is None:
+    if shape is None or dtype is None or is_away(aval):
         return 0
     if not all(isinstance(size, int) for size in shape):
         try:

@@ -8,6 +8,7 @@ does both.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,7 +88,7 @@ class _Reader:
         inputs = [self._value(var.aval, "argument") for var in jaxpr.invars]
         values = self._open(jaxpr, parts.constants_of(closed), inputs)
         made = Program(inputs, list(self.constants.values()), self.operators, values, self.unknown)
-        return _without_dead(made)
+        return _moved_in_time(_without_dead(made))
 
     def _value(self, aval: Any, name: str, line: str = "") -> Value:
         size = parts.bytes_of(aval)
@@ -147,6 +148,9 @@ class _Reader:
         params = dict(equation.params)
         if name == "scan":
             params["num_consts"], params["num_carry"] = parts.scan_counts(equation)
+        if name == "device_put" and len(inputs) == 1:
+            came, goes = parts.is_away(equation.invars[0].aval), parts.is_away(equation.outvars[0].aval)
+            params["loads"], params["sends"] = came and not goes, goes and not came
         made = Operator(name, inputs, outputs, params, line, shapes)
         for value in outputs:
             value.maker = made
@@ -204,4 +208,23 @@ def _without_dead(program: Program) -> Program:
             kept.append(operator)
             needed.update(id(value) for value in operator.inputs)
     program.operators = kept[::-1]
+    return program
+
+
+def _moved_in_time(program: Program) -> Program:
+    """What goes to the host goes when it is made, and comes back just before it is read: XLA orders such copies so."""
+    sent: dict[int, list[Operator]] = defaultdict(list)
+    for operator in program.operators:
+        if operator.params.get("sends"):
+            sent[id(operator.inputs[0])].append(operator)
+    ordered: list[Operator] = []
+    waiting: dict[int, Operator] = {}
+    for operator in program.operators:
+        if operator.params.get("loads"):
+            waiting[id(operator.outputs[0])] = operator
+        elif not operator.params.get("sends") or operator.inputs[0].maker is None:
+            ordered += [waiting.pop(id(value)) for value in operator.inputs if id(value) in waiting]
+            ordered.append(operator)
+            ordered += [one for value in operator.outputs for one in sent[id(value)]]
+    program.operators = [*ordered, *waiting.values()]
     return program

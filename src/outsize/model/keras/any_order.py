@@ -117,7 +117,8 @@ class Lives:
         if most > now:
             self.own.append(Life(most - now, number, {number}))
         for buffer in mine.values():
-            self._of(buffer).maker = number
+            life = self._of(buffer)
+            life.maker, life.stays = number, False
             self._hold(number, buffer)
         for tensor, old in self._variables:
             assert tensor.variable is not None

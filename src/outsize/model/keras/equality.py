@@ -51,6 +51,15 @@ def learn(model: Any, data: Any, allow: str) -> Learned:
     return Learned(Rules(), _culprit(model))
 
 
+def is_same_again(model: Any, data: Any, again: Any) -> bool:
+    """True where segments that are computed again give the plain gradient of a few samples."""
+    few = _few(data)
+    with state_kept(model):
+        whole = _whole(model, few)
+        with again.in_use():
+            return _is_equal(whole, _whole(model, few), model)
+
+
 def _few(data: Any) -> Any:
     tf = port.tensorflow()
     if len({int(leaf.shape[0]) for leaf in port.flatten(data) if len(leaf.shape)}) != 1:

@@ -49,6 +49,24 @@ def is_model(given: Any) -> bool:
     )
 
 
+def graph_of(model: Any) -> Any:
+    """The graph of layers of a functional or sequential model that Keras runs; None where the model's own code calls layers."""
+    found = getattr(model, "_functional", None) or model
+    own = next((kind for kind in type(found).__mro__ if "call" in vars(kind)), None)
+    if own is None or own.__module__ != "keras.src.models.functional" or not hasattr(found, "_run_through_graph"):
+        return None
+    sequential = next(kind for kind in type(model).__mro__ if "call" in vars(kind))
+    return found if sequential.__module__ in (own.__module__, "keras.src.models.sequential") else None
+
+
+def not_recorded() -> Any:
+    """A context in which no tape records what is computed."""
+    tensorflow()
+    from tensorflow.python.eager import record
+
+    return record.stop_recording()
+
+
 def flatten(data: Any) -> list[Any]:
     """Leaves of nested data, without None."""
     return [leaf for leaf in tensorflow().nest.flatten(data) if leaf is not None]

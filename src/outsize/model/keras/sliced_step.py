@@ -6,6 +6,7 @@ then the model's own optimizer updates the weights once. Metrics are updated sli
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 from outsize.model.keras import port
@@ -33,8 +34,12 @@ class Sum(NamedTuple):
 class SlicedStep:
     """Takes the place of `model.train_step`."""
 
-    def __init__(self, model: Any, rows: int, rules: Rules | None = None, *, even: bool = False) -> None:
+    def __init__(
+        self, model: Any, rows: int, rules: Rules | None = None, *, again: Any = None, even: bool = False
+    ) -> None:
         self.model, self.rows, self.rules = model, rows, rules or Rules()
+        self.again = again
+        """Segments that are computed again, None where none is."""
         self.even = even
         """Every slice has as many samples: shapes are known while the step is traced."""
 
@@ -95,7 +100,8 @@ class SlicedStep:
         tf, model = port.tensorflow(), self.model
         x, y, sample_weight = port.keras().utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape(persistent=True) as tape:
-            y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
+            with contextlib.nullcontext() if self.again is None else self.again.in_use():
+                y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
             with sums_noted(model, noted):
                 static = self._loss(x, y, y_pred, sample_weight, noted)
             open_terms = [term for term in noted.terms if term.count is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KEYS = ("slices", "checkpoint", "order")
+KEYS = ("slices", "checkpoint", "order", "offload")
 """Remedies that a user may leave out."""
 
 
@@ -16,23 +16,33 @@ class Choice:
     """Parts of the batch that are computed one after the other."""
     segments: int = 0
     """Parts of the loss that are computed again in the backward pass; 0: none is."""
-    keep_products: bool = False
-    """Results of matrix products are kept, and only the rest is computed again."""
+    kept: str = ""
+    """What is not computed again: `products` of matrices, values with `names` (`checkpoint_name`), or nothing."""
     ordered: bool = False
     """XLA orders the operators for memory."""
+    kept_away: bool = False
+    """What is kept, or stands between segments, waits in page-locked memory of the host for the backward pass."""
+    state_away: bool = False
+    """Optimizer state is in page-locked memory of the host between steps."""
 
     def __str__(self) -> str:
         words = []
         if self.slices > 1:
             words.append(f"{self.slices} slices")
         if self.segments:
-            words.append(f"{self.segments} segments again" + (", products kept" if self.keep_products else ""))
+            what = "all but named values again" if self.kept == "names" else f"{self.segments} segments again"
+            words.append(what + (", products kept" if self.kept == "products" else ""))
         if self.ordered:
             words.append("ordered for memory")
+        if self.kept_away:
+            words.append("kept values on the host")
+        if self.state_away:
+            words.append("optimizer state on the host")
         return ", ".join(words) or "plain"
 
 
 def slow_down(choice: Choice) -> float:
     """Predicted time over that of the plain step: an estimate. A forward pass is a third of a step; products are most of it."""
-    again = 0.0 if not choice.segments else 0.06 if choice.keep_products else 0.33
-    return 1 + again + 0.02 * (choice.slices.bit_length() - 1) + (0.02 if choice.ordered else 0.0)
+    again = 0.0 if not choice.segments else {"": 0.33, "products": 0.06, "names": 0.3}[choice.kept]
+    moved = (0.4 if choice.kept == "products" else 0.15) * choice.kept_away + 0.15 * choice.state_away
+    return 1 + again + moved + 0.02 * (choice.slices.bit_length() - 1) + (0.02 if choice.ordered else 0.0)

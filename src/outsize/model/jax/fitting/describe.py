@@ -12,8 +12,10 @@ from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
 from outsize.model.jax.fitting.choice import Choice, slow_down
 from outsize.model.jax.fitting.search import Candidate, Search
-from outsize.model.jax.fitting.step import Shapes
+from outsize.model.jax.fitting.step import is_sent
 from outsize.model.jax.private_parts import bytes_of, require_jax
+
+KEPT = {"": "values between segments", "products": "results of products", "names": "values with names"}
 
 
 def describe(search: Search, found: Candidate, allowance: Allowance, notes: Sequence[str]) -> FitPlan:
@@ -25,22 +27,25 @@ def describe(search: Search, found: Candidate, allowance: Allowance, notes: Sequ
         steps=(
             Step(
                 name="gradients" if own else "step",
-                peaks=(Peak(pool=allowance.pool, bytes=found.peak, known=known),), parts=_parts(search.shapes, found),
+                peaks=(Peak(pool=allowance.pool, bytes=found.peak, known=known),), parts=_parts(search, found),
             ),
         ),
         budgets=(allowance,), smallest=None, remedies=tuple(_remedies(search, found)), slow_down=slow_down(found.choice),
-        plain=search.plain.peak, away=0, place="host", cheaper=_neighbour(search, found, cheaper=True),
+        plain=search.plain.peak, away=found.compiled.away, place="host", cheaper=_neighbour(search, found, cheaper=True),
         smaller=_neighbour(search, found, cheaper=False), notes=tuple(notes),
     )  # fmt: skip
 
 
-def _parts(shapes: Shapes, found: Candidate) -> tuple[Part, ...]:
-    jax = require_jax()
+def _parts(search: Search, found: Candidate) -> tuple[Part, ...]:
+    jax, made, shapes = require_jax(), found.compiled, search.shapes
     sizes = {
         name: sum(bytes_of(leaf) or 0 for leaf in jax.tree_util.tree_leaves(tree))
         for name, tree in (("weights", shapes.params), ("optimizer state", shapes.state), ("inputs", shapes.batch))
     }
-    made = found.compiled
+    if found.choice.state_away and made.away:
+        sizes["optimizer state"] -= sum(
+            bytes_of(leaf) or 0 for leaf in jax.tree_util.tree_leaves(shapes.state) if is_sent(leaf)
+        )
     sizes |= {
         "outputs": made.outputs - made.aliased,
         "temporaries": made.temporaries + made.code,
@@ -56,16 +61,22 @@ def _remedies(search: Search, found: Candidate) -> list[Remedy]:
     choice, rows = found.choice, []
     if choice.slices > 1:
         size = -(-search.shapes.axes.rows // choice.slices)
-        rows.append(("slices", Choice(1, choice.segments, choice.keep_products, choice.ordered), Exactness.ROUNDING,
+        rows.append(("slices", replace(choice, slices=1), Exactness.ROUNDING,
                      f"{choice.slices} slices of {size} samples in a lax.scan, one normaliser"))  # fmt: skip
     if choice.segments:
-        kept = "products kept" if choice.keep_products else "nothing kept"
-        rows.append(("checkpoint", Choice(choice.slices, 0, False, choice.ordered), Exactness.ROUNDING,
+        kept = "named values kept" if choice.kept == "names" else f"{choice.kept or 'nothing'} kept"
+        rows.append(("checkpoint", replace(choice, segments=0, kept="", kept_away=False), Exactness.ROUNDING,
                      f"jax.checkpoint over {choice.segments} segments of the loss and bodies of loops, {kept}"))  # fmt: skip
     if choice.ordered:
         rows.append(
             ("order", replace(choice, ordered=False), Exactness.ROUNDING, "XLA orders the operators for memory")
         )
+    if choice.kept_away:
+        rows.append(("offload", replace(choice, kept_away=False), Exactness.ROUNDING,
+                     f"{KEPT[choice.kept]} wait in page-locked memory of the host"))  # fmt: skip
+    if choice.state_away:
+        rows.append(("offload", replace(choice, state_away=False), Exactness.BITWISE,
+                     "optimizer state in page-locked memory of the host between steps"))  # fmt: skip
     return [
         Remedy(
             name=name, saves=max(0, _bytes(search, without) - found.peak), known=Known.ESTIMATE,

@@ -14,6 +14,7 @@ from outsize.core.fitting import FitPlan
 from outsize.model.jax.arguments import shape_of
 from outsize.model.jax.fitting.choice import Choice
 from outsize.model.jax.fitting.planner import Planned
+from outsize.model.jax.fitting.step import is_sent, placed
 from outsize.model.jax.private_parts import require_jax
 
 Plan = Callable[[Any, Any], Planned]
@@ -51,14 +52,26 @@ class Fitted:
         """The optimizer's first state."""
         if self._optimizer is None:
             raise InputError("this was fitted without an optimizer: give one to outsize.fit, or keep your own state")
-        return self._optimizer.init(params)
+        state = self._optimizer.init(params)
+        return self._placed(state) if self._now.choice.state_away else state
 
     def step(self, params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
         """One training step: (params, state, loss). What was given for params and state is donated, so use the new ones."""
         if self._now.work.optimizer is None:
             raise InputError("this was fitted with own_step=True: call gradients(params, batch) and update yourself")
-        made: tuple[Any, Any, Any] = self._program(params, batch)(params, state, batch)
+        program = self._program(params, batch)
+        made: tuple[Any, Any, Any] = program(params, self._placed(state), batch)
         return made
+
+    def _placed(self, state: Any) -> Any:
+        """Optimizer state where the plan in use has it."""
+        jax = require_jax()
+        leaves = [leaf for leaf in jax.tree_util.tree_leaves(state) if is_sent(leaf)]
+        on_host = [getattr(getattr(leaf, "sharding", None), "memory_kind", None) == "pinned_host" for leaf in leaves]
+        away = self._now.choice.state_away
+        if all(one == away for one in on_host):
+            return state
+        return placed(state, self._now.work.device, "pinned_host" if away else "device")
 
     def gradients(self, params: Any, batch: Any) -> tuple[Any, Any]:
         """(loss, gradients) of the whole batch; you update the parameters yourself."""

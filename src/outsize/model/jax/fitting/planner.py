@@ -35,6 +35,8 @@ class Request:
     """None where the user updates the parameters."""
     device: Any
     allowance: Allowance
+    host: int | None
+    """Bytes of page-locked memory of the host; None where they are not counted."""
     without: frozenset[str]
     batch_axis: Any
     real: bool
@@ -59,7 +61,7 @@ def plan(request: Request, params: Any, batch: Any) -> Planned:
     forbidden = request.without | (frozenset() if learnt.rule is not None else frozenset({"slices"}))
     while True:
         work = Work(request.loss, request.optimizer, learnt.rule or learnt.plain, request.device)
-        search = Search(work, shapes_of(work, params, batch, axes), forbidden)
+        search = Search(work, shapes_of(work, params, batch, axes), forbidden, request.host)
         found = search.find(request.allowance.bytes)
         if found is None:
             raise _refused(search, request.allowance, notes)
@@ -104,7 +106,7 @@ def _fault(request: Request, work: Work, params: Any, batch: Any, axes: Axes, ch
         few = axes.take(batch, [0, axes.rows - 1][: axes.rows])
         plain, again = (
             jax.jit(gradients_for(work, small, one))(params, few)
-            for one in (Choice(), replace(choice, slices=1, ordered=False))
+            for one in (Choice(), replace(choice, slices=1, ordered=False, kept_away=False, state_away=False))
         )
         return same(plain, again)
 

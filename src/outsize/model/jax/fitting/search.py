@@ -2,10 +2,12 @@
 
 In: work, shapes, which remedies are allowed. Out: compiled candidates. The jaxpr's liveness orders the candidates: it takes
 a fraction of a second each. What it predicts is corrected by what XLA took for the plain step. Only a compilation decides.
+The host's memory is used where nothing else fits: how its copies hide behind other work is not known before a run.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,9 +16,9 @@ from outsize.core.errors import InputError
 from outsize.model.jax.compiled import Compiled
 from outsize.model.jax.fitting.choice import Choice, slow_down
 from outsize.model.jax.fitting.chunks import lost
-from outsize.model.jax.fitting.step import Shapes, Work, arguments_of, compile_step, donated_of, step_for
+from outsize.model.jax.fitting.step import Shapes, Work, arguments_of, compile_step, donated_of, is_sent, step_for
 from outsize.model.jax.liveness import follow
-from outsize.model.jax.private_parts import require_jax
+from outsize.model.jax.private_parts import names_in, require_jax
 
 SEGMENTS = (1, 2, 4, 8, 16, 32)
 SLACK = 1.1
@@ -40,12 +42,16 @@ class Candidate(NamedTuple):
         """Bytes at the peak."""
         return self.compiled.peak + self.lost
 
+    def fits(self, budget: int, host: int | None) -> bool:
+        """True inside both budgets."""
+        return self.peak <= budget and (host is None or self.compiled.away <= host)
+
 
 class Search:
     """All choices for one batch."""
 
-    def __init__(self, work: Work, shapes: Shapes, forbidden: frozenset[str]) -> None:
-        self.work, self.shapes, self.forbidden = work, shapes, forbidden
+    def __init__(self, work: Work, shapes: Shapes, forbidden: frozenset[str], host: int | None = None) -> None:
+        self.work, self.shapes, self.forbidden, self.host = work, shapes, forbidden, host
         self.tried: dict[Choice, Candidate] = {}
         self._lived: dict[Choice, int] = {}
         self.plain = self.compile(Choice())
@@ -65,8 +71,16 @@ class Search:
         """The candidate that is predicted to be fastest among those inside the budget; None where none was found."""
         if self.plain.peak <= budget:
             return self.plain
-        heap: list[tuple[float, bool, Choice]] = [(slow_down(again), False, again) for again in self._agains()]
-        if self._can_order:
+        found = self._first(self._agains(), budget) or self._first(self._aways(), budget)
+        if found is None:
+            least = self.least()
+            found = least if least.fits(budget, self.host) else None
+        return found
+
+    def _first(self, agains: list[Choice], budget: int) -> Candidate | None:
+        """The first that fits of these, with as many slices as each needs."""
+        heap: list[tuple[float, bool, Choice]] = [(slow_down(again), False, again) for again in agains]
+        if self._can_order and Choice() in agains:
             heap.append((slow_down(Choice(ordered=True)), True, Choice(ordered=True)))
         heapq.heapify(heap)
         while heap:
@@ -76,24 +90,24 @@ class Search:
                 following = None if slices is None else self._with(choice, slices)
             else:
                 found = self.compile(choice)
-                if found.peak <= budget:
+                if found.fits(budget, self.host):
                     return found
                 following = self._next(found, budget)
             if following is not None:
                 heapq.heappush(heap, (slow_down(following), True, following))
-        found = self.least()
-        return found if found.peak <= budget else None
+        return None
 
     def least(self) -> Candidate:
         """The smallest that was found; which are compiled for it does not depend on a budget."""
         most = max(self._slices())
-        rows = [self._with(again, most) for again in self._agains()]
+        rows = [self._with(again, most) for again in (*self._agains(), *self._aways())]
         rows.sort(key=lambda choice: (self.predict(choice), slow_down(choice)))
         for choice in rows[:LEAST]:
             self.compile(choice)
             if self._can_order:
                 self.compile(replace(choice, ordered=True))
-        return min(self.tried.values(), key=lambda one: (one.peak, slow_down(one.choice)))
+        inside = [one for one in self.tried.values() if self.host is None or one.compiled.away <= self.host]
+        return min(inside, key=lambda one: (one.peak, slow_down(one.choice)))
 
     # levels
 
@@ -112,11 +126,33 @@ class Search:
         """What may be computed again, with all other decisions plain."""
         if "checkpoint" in self.forbidden:
             return [Choice()]
-        kept = [Choice(segments=1, keep_products=True), Choice(segments=8, keep_products=True)]
+        kept = [Choice(segments=1, kept="products"), Choice(segments=8, kept="products")]
+        kept += [Choice(segments=1, kept="names")] * self._has_names
         return [Choice(), *kept, *(Choice(segments=count) for count in SEGMENTS)]
 
+    @property
+    def can_offload(self) -> bool:
+        """True where the device has memory of its own, beside its host's."""
+        return "offload" not in self.forbidden and self.work.device.platform != "cpu"
+
+    @functools.cached_property
+    def _has_names(self) -> bool:
+        """True where the user named values with `checkpoint_name`."""
+        jax = require_jax()
+        return bool(names_in(jax.make_jaxpr(self.work.loss)(self.shapes.params, self.shapes.batch)))
+
+    def _aways(self) -> list[Choice]:
+        """The same with optimizer state, what is kept, or both on the host."""
+        if not self.can_offload:
+            return []
+        agains = [again for again in self._agains() if again.segments in (8, 32) or again.kept == "names"]
+        found = [replace(again, kept_away=True) for again in agains]
+        if any(map(is_sent, require_jax().tree_util.tree_leaves(self.shapes.state))):
+            found += [replace(again, state_away=True) for again in (Choice(), *agains, *found)]
+        return found
+
     def _with(self, again: Choice, slices: int) -> Choice:
-        return Choice(slices, again.segments, again.keep_products, again.ordered)
+        return replace(again, slices=slices)
 
     def _first_slices(self, again: Choice, budget: int) -> int | None:
         """The fewest slices with which a choice is predicted to fit, by halving."""
@@ -147,7 +183,7 @@ class Search:
     def _bytes(self, choice: Choice) -> int:
         if choice not in self._lived:
             jax = require_jax()
-            arguments = arguments_of(self.work, self.shapes)
+            arguments = arguments_of(self.work, self.shapes, choice)
             try:
                 closed = jax.make_jaxpr(step_for(self.work, self.shapes.axes, choice))(*arguments)
             except Exception as error:

@@ -14,9 +14,9 @@ from outsize.model.jax.arguments import guarded, shape_of
 from outsize.model.jax.compiled import Compiled, compile_for
 from outsize.model.jax.fitting.batches import Axes
 from outsize.model.jax.fitting.choice import Choice
-from outsize.model.jax.fitting.segments import recomputed
+from outsize.model.jax.fitting.segments import LEAST_SENT, recomputed
 from outsize.model.jax.fitting.slices import Gradients, Loss, Rule, sliced
-from outsize.model.jax.private_parts import require_jax
+from outsize.model.jax.private_parts import bytes_of, in_memory, require_jax
 
 KEEPS = {"xla_disable_hlo_passes": "cse_barrier_expander,optimization-barrier-expander"}
 """XLA:CPU takes away the barriers of `jax.checkpoint` and then finds that it has computed the same before."""
@@ -58,7 +58,9 @@ def shapes_of(work: Work, params: Any, batch: Any, axes: Axes) -> Shapes:
 
 def gradients_for(work: Work, axes: Axes, choice: Choice) -> Gradients:
     """(params, batch) -> (loss, gradients) by a choice."""
-    loss = recomputed(work.loss, choice.segments, choice.keep_products) if choice.segments else work.loss
+    loss = work.loss
+    if choice.segments:
+        loss = recomputed(loss, choice.segments, choice.kept, choice.kept_away)
     return sliced(loss, work.rule, axes, choice.slices)
 
 
@@ -71,16 +73,37 @@ def step_for(work: Work, axes: Axes, choice: Choice) -> Callable[..., Any]:
 
     def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
         loss, grads = gradients(params, batch)
+        state = placed(state, work.device, "device") if choice.state_away else state
         changes, state = work.optimizer.update(grads, state, params)
         params = tree.tree_map(lambda leaf, change: (leaf + change).astype(leaf.dtype), params, changes)
-        return params, state, loss
+        return params, placed(state, work.device, "pinned_host") if choice.state_away else state, loss
 
     return step
 
 
-def arguments_of(work: Work, shapes: Shapes) -> tuple[Any, ...]:
+def placed(state: Any, device: Any, kind: str) -> Any:
+    """Optimizer state with its large arrays in a kind of memory; small ones stay on the device."""
+    jax, there = require_jax(), in_memory(device, kind)
+    return jax.tree_util.tree_map(lambda leaf: jax.device_put(leaf, there) if is_sent(leaf) else leaf, state)
+
+
+def is_sent(leaf: Any) -> bool:
+    """True for an array that is worth its way to the host."""
+    return hasattr(leaf, "dtype") and (bytes_of(leaf) or 0) >= LEAST_SENT
+
+
+def arguments_of(work: Work, shapes: Shapes, choice: Choice = Choice()) -> tuple[Any, ...]:  # noqa: B008
     """In the order of the step's own arguments."""
-    return (shapes.params, shapes.batch) if work.optimizer is None else (shapes.params, shapes.state, shapes.batch)
+    if work.optimizer is None:
+        return shapes.params, shapes.batch
+    if not choice.state_away:
+        return shapes.params, shapes.state, shapes.batch
+    jax, there = require_jax(), in_memory(work.device, "pinned_host")
+
+    def away(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=there) if is_sent(leaf) else leaf
+
+    return shapes.params, jax.tree_util.tree_map(away, shapes.state), shapes.batch
 
 
 def donated_of(work: Work) -> tuple[int, ...]:
@@ -90,7 +113,7 @@ def donated_of(work: Work) -> tuple[int, ...]:
 
 def compile_step(work: Work, shapes: Shapes, choice: Choice) -> Compiled:
     """The compilation of a choice."""
-    step, arguments = step_for(work, shapes.axes, choice), arguments_of(work, shapes)
+    step, arguments = step_for(work, shapes.axes, choice), arguments_of(work, shapes, choice)
     for options in _options(work, choice):
         try:
             return compile_for(work.device, step, arguments, donated_of(work), options)
