@@ -10,7 +10,7 @@ from outsize.model.kernels.attention import choose  # noqa: E402
 from outsize.model.kernels.convolution_table import read_layer, table  # noqa: E402
 from outsize.model.kernels.cuda import Scratch, _inside  # noqa: E402
 from outsize.model.kernels.normalization import backward_blocks, forward_blocks  # noqa: E402
-from outsize.model.tracing.rms_norm import is_fused  # noqa: E402
+from outsize.model.torch_port.dispatch import fused_rms_norm  # noqa: E402
 from outsize.model.tracing.tracer import Tracer  # noqa: E402
 
 
@@ -216,7 +216,7 @@ def test_an_operator_without_a_shape_rule_is_run_on_zeros_and_said():
     assert any("halves" in note for note in footprint.notes)
 
 
-fused_norms = pytest.mark.skipif(not is_fused(), reason="torch before 2.9 has no kernel for rms_norm on CUDA")
+fused_norms = pytest.mark.skipif(fused_rms_norm() is None, reason="torch before 2.9 has no kernel for rms_norm on CUDA")
 
 
 def normed(dtype=torch.float32, weight=torch.float32, device="cuda"):

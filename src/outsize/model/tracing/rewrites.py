@@ -14,7 +14,7 @@ from typing import Any
 
 from outsize.model.kernels import cpu as onednn
 from outsize.model.kernels import recurrent
-from outsize.model.torch_port.dispatch import below_autograd, replacing_kernels
+from outsize.model.torch_port.dispatch import below_autograd, fused_rms_norm, replacing_kernels
 from outsize.model.tracing import packed_sequences as packed
 from outsize.model.tracing import recurrent_layers, rms_norm
 from outsize.model.tracing.trace import Trace
@@ -40,7 +40,7 @@ def installed(tracer: Trace) -> Iterator[dict[str, Callable[..., Any]]]:
     rows += [(name.removeprefix("aten.").removesuffix(".default"), _below_autograd(name)) for name in WHOLE]
     rows += recurrent_layers.replacements(tracer)
     rows += [("_pad_packed_sequence", packed.padded(tracer))]
-    rows += [("rms_norm", rms_norm.replacement(on_card))] if rms_norm.is_fused() else []
+    rows += [("rms_norm", rms_norm.replacement(on_card, fused))] if (fused := fused_rms_norm()) else []
     with replacing_kernels() as library:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

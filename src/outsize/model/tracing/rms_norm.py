@@ -13,25 +13,17 @@ from typing import Any
 from outsize.model.torch_port.dispatch import below_autograd
 
 
-def is_fused() -> bool:
-    """True where this torch has the kernel for CUDA: it gives a result and what it keeps of each row."""
+def replacement(on_card: Callable[[Any], bool], fused: tuple[Any, Any]) -> Callable[..., Any]:
+    """What is called for `aten::rms_norm` while a trace runs; `fused` are the kernel and that of its gradient."""
     import torch
 
-    op = getattr(torch.ops.aten, "_fused_rms_norm", None)
-    return op is not None and len(op.default._schema.returns) == 2
-
-
-def replacement(on_card: Callable[[Any], bool]) -> Callable[..., Any]:
-    """What is called for `aten::rms_norm` while a trace runs."""
-    import torch
-
-    aten = torch.ops.aten
+    kernel, gradient = fused
 
     class Fused(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, x: Any, weight: Any, shape: Any, eps: Any) -> Any:
             with below_autograd():
-                result, rows = aten._fused_rms_norm.default(x, shape, weight, eps)
+                result, rows = kernel(x, shape, weight, eps)
             ctx.save_for_backward(x, weight, rows)
             ctx.shape = shape
             return result
@@ -41,13 +33,13 @@ def replacement(on_card: Callable[[Any], bool]) -> Callable[..., Any]:
             x, weight, rows = ctx.saved_tensors
             wanted = list(ctx.needs_input_grad[:2])
             with below_autograd():
-                found = aten._fused_rms_norm_backward.default(grads[0], x, ctx.shape, rows, weight, wanted)
+                found = gradient(grads[0], x, ctx.shape, rows, weight, wanted)
             return *found, None, None
 
     def rms_norm(x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
         if on_card(x) and _takes(x, weight):
             return Fused.apply(x, weight, list(shape), eps)
-        return aten.rms_norm.default.decompose(x, list(shape), weight, eps)
+        return torch.ops.aten.rms_norm.default.decompose(x, list(shape), weight, eps)
 
     return rms_norm
 

@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import http.client
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outsize.array.store.base import Buffer
-from outsize.array.store.io import connections
 from outsize.array.store.io.objects import Item, Objects, cut_short, refuse_longer
 from outsize.core.errors import InputError, MissingExtra, StoreError
 from outsize.core.extras import missing, need
+
+if TYPE_CHECKING:  # the standard library's connections take three mebibytes, which most programs do without
+    from outsize.array.store.io import connections
 
 _LANES = 16
 """Requests at once: enough to fill a link whose answers take their time."""
@@ -146,6 +147,8 @@ class Address(Objects):
         self._failed += 1
 
     def _ask(self, key: str, start: int | None, size: int) -> connections.Answer:
+        from outsize.array.store.io import connections
+
         for again in (False, True):
             try:
                 answer = connections.Answer(self._sign(self._path(key), again), start, size)
@@ -201,6 +204,8 @@ class _Stream:
     def take(self, out: Buffer) -> None:
         """The next ones."""
         if self._answer is not None:
+            import http.client
+
             try:
                 self._answer.take(out)
                 self._next += out.nbytes
@@ -226,6 +231,8 @@ def _web_address(files: Any, path: str) -> str:
         url = path
     else:
         url = files.sign(path, expiration=_SIGNED)
+    from outsize.array.store.io import connections
+
     if not connections.reachable(url):
         raise NotImplementedError(url)
     return str(url)
