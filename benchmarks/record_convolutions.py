@@ -26,8 +26,10 @@ from typing import Any
 
 import torch
 
+from outsize.model.kernels.convolution_table import pack, unpack
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TABLE = "src/outsize/model/convolutions_h200.json.gz"
+TABLE = "src/outsize/model/kernels/convolutions_h200.json.gz"
 CHAIN = 64 * 2**20
 """Workspaces above this are also measured with too little memory for them."""
 
@@ -43,6 +45,11 @@ def read(path: str) -> Any:
 def write(path: str, value: Any) -> None:
     with gzip.open(path, "wt") as file:
         json.dump(value, file, separators=(",", ":"))
+
+
+def read_table() -> list[Any]:
+    """The table that comes with the package: (layer, dtype, channels last, sizes by batch)."""
+    return [[*layer, unpack(found)] for *layer, found in read(TABLE)]
 
 
 # which layers there are
@@ -192,7 +199,8 @@ def plan(source: str, target: str) -> None:
     from outsize.model.kernels.convolution_table import same_kernel
 
     known = {
-        json.dumps([dtype, last, layer]): {n: sizes for n, *sizes in found} for layer, dtype, last, found in read(TABLE)
+        json.dumps([dtype, last, layer]): {n: sizes for n, *sizes in found}
+        for layer, dtype, last, found in read_table()
     }
     chains: list[Call] = []
     between: list[Call] = []
@@ -255,7 +263,7 @@ def merge(source: str) -> None:
     """Put measured calls into the table that is shipped."""
     table = {
         json.dumps([layer, dtype, last]): {n: list(sizes) for n, *sizes in found}
-        for layer, dtype, last, found in read(TABLE)
+        for layer, dtype, last, found in read_table()
     }
     chains: Counter[str] = Counter()
     for dtype, last, n, layer, which, size, *chain in read(source):
@@ -267,7 +275,7 @@ def merge(source: str) -> None:
         [*json.loads(name), [[n, *sizes] for n, sizes in sorted(found.items())]]
         for name, found in sorted(table.items())
     ]
-    write(TABLE, rows)
+    write(TABLE, [[*layer, pack(found)] for *layer, found in rows])
     print(len(table), "series; with too little room, calls fell back to no workspace:", dict(chains))
 
 

@@ -1,8 +1,10 @@
 """What a package says of itself is true and the same everywhere: version, Pythons, extras, what the sdist holds."""
 
+import io
 import pathlib
 import re
 import tomllib
+import zipfile
 
 import outsize
 from outsize.core.extras import EXTRAS
@@ -39,3 +41,12 @@ def test_the_sdist_takes_along_what_its_tests_read():
 def test_the_oldest_python_is_the_first_that_is_named():
     named = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
     assert named[0] == PROJECT["requires-python"].removeprefix(">=")
+
+
+def test_the_wheel_stays_below_two_megabytes():
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as wheel:
+        for path in sorted((ROOT / "src" / "outsize").rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                wheel.write(path, path.relative_to(ROOT / "src"))
+    assert packed.tell() < 2_000_000 - 50_000, "the wheel has metadata besides"

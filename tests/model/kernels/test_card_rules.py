@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 import outsize  # noqa: E402
 from outsize.model.kernels import recurrent  # noqa: E402
 from outsize.model.kernels.attention import choose  # noqa: E402
-from outsize.model.kernels.convolution_table import read_layer, table  # noqa: E402
+from outsize.model.kernels.convolution_table import pack, read_layer, table, unpack  # noqa: E402
 from outsize.model.kernels.cuda import Scratch, _inside  # noqa: E402
 from outsize.model.kernels.normalization import backward_blocks, forward_blocks  # noqa: E402
 from outsize.model.torch_port.dispatch import fused_rms_norm  # noqa: E402
@@ -237,3 +237,8 @@ def test_rms_norm_on_a_card_keeps_its_input_and_a_number_a_row():
 @pytest.mark.parametrize("case", [{"device": "cpu"}, {"dtype": torch.bfloat16}])
 def test_rms_norm_is_decomposed_where_torch_has_no_kernel_for_it(case):
     assert not sizes(traced(lambda: normed(**case)), "aten._fused_rms_norm.default")
+
+
+def test_sizes_of_a_layer_are_those_that_were_packed():
+    rows = [[1, 5, None, 7], [4, 21, 3, 0], [16, None, 12, 44], [64, 9, 50, 1]]
+    assert unpack(pack(rows)) == rows

@@ -51,6 +51,35 @@ Series = dict[int, Inside]
 """Batch -> what was measured, of one shape."""
 
 
+Sizes = list[list[int | None]]
+"""[batch, forward, input's gradient, weights' gradient] of a layer, by batch."""
+
+
+def pack(found: Sizes) -> Sizes:
+    """Each size as what it is more than the one before it, scaled to its batch: short numbers, which take less of a file."""
+    return _from_the_last(found, -1)
+
+
+def unpack(found: Sizes) -> Sizes:
+    """The sizes themselves."""
+    return _from_the_last(found, 1)
+
+
+def _from_the_last(found: Sizes, sign: int) -> Sizes:
+    rows: Sizes = []
+    before: list[int | None] = [1, None, None, None]
+    for given in found:
+        row = given[:]
+        batch, last = given[0] or 1, before[0] or 1
+        for place in (1, 2, 3):
+            size, earlier = given[place], before[place]
+            if size is not None and earlier is not None:
+                row[place] = size + sign * (earlier * batch // last)
+        rows.append(row)
+        before = row if sign > 0 else given
+    return rows
+
+
 class Table:
     """Measured layers, by shape and by kind."""
 
@@ -224,4 +253,4 @@ def table() -> Table:
         resources.files("outsize.model.kernels").joinpath("convolutions_h200.json.gz").open("rb") as raw,
         gzip.open(raw, "rt") as file,
     ):
-        return Table(json.load(file))
+        return Table([[*layer, unpack(found)] for *layer, found in json.load(file)])
