@@ -273,7 +273,9 @@ class _Product:
             _Place(start + i * blocks.strip_bytes) for i in range(0 if blocks.operands.same else blocks.strips)
         ]
         self._casts = start + len(self._strips) * blocks.strip_bytes
-        alone = blocks.item != blocks.wide or blocks.operands.same
+        alone = (
+            blocks.item != blocks.wide or blocks.operands.same or blocks.split > 1
+        )  # they share a place for what is made
         self._order: tuple[Stream, ...] = ("work",) if alone else ("work", "side")
         """Strips in turn: the last wave of one product leaves room for the first of the next."""
         self._drained: list[Event] = []
