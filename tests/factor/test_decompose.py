@@ -211,6 +211,30 @@ def test_the_first_reading_goes_through_a_device(method: str) -> None:
         assert any(peak.pool.kind == "device" for step in steps for peak in step.peaks)
 
 
+@examples(40)
+@given(
+    st.tuples(*[st.integers(10, 70)] * 3), st.integers(1, 9), st.sampled_from([1e-4, 0.003, 0.02]), st.sampled_from([0.01, 0.05]),
+    st.sampled_from(["f4", "f8", "c8", "i2"]), st.integers(0, 99),
+)  # fmt: skip
+def test_modes_that_a_device_projects_keep_the_promise(
+    shape: tuple[int, ...], rank: int, noise: float, error: float, dtype: str, seed: int
+) -> None:
+    x = low_rank(shape, min(rank, *shape), noise, dtype, seed)
+    with use(replace(Tuning(), device_least=0)), outsize.budget(device="1MiB"):
+        made = outsize.decompose(x, "tucker", error, device="fake")
+    assert true_error(made, x) <= made.error <= error
+
+
+def test_what_is_left_in_memory_is_projected_by_the_device_too() -> None:
+    x = low_rank((90, 70, 48), 5, 1e-4, "f4")
+    with use(replace(Tuning(), device_least=0)), outsize.budget(device="1MiB"):
+        made = outsize.decompose(x, "tucker", 0.01, device="fake")
+        plan = outsize.decompose(x, "tucker", 0.01, device="fake", dry_run=True)
+    for steps in (made.facts.plan.steps, plan.steps):
+        there = {step.name.split(":")[0] for step in steps if any(peak.pool.kind == "device" for peak in step.peaks)}
+        assert {"projection of axis 2", "projection of axis 0"} <= there
+
+
 @pytest.mark.parametrize("method", ["tucker", "tt", "cp", "zfp", "float16", "auto"])
 def test_zeros_are_zeros_in_every_method(method: str) -> None:
     pytest.importorskip({"cp": "tensorly", "zfp": "zfpy"}.get(method, "numpy"))

@@ -21,9 +21,10 @@ from outsize.array.graph.node import Source
 from outsize.array.run.now import remove
 from outsize.array.store.base import Block
 from outsize.array.store.formats.memory import MemoryStore
+from outsize.array.tuning import current
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
-from outsize.factor.algorithms.ranks import Key
+from outsize.factor.algorithms.ranks import Key, Survey
 from outsize.factor.algorithms.sampling import count_needed, gram_bytes
 from outsize.factor.algorithms.session import Session
 from outsize.factor.algorithms.shrink import Shrunk, one_thread, working
@@ -31,6 +32,10 @@ from outsize.factor.algorithms.tensor import Tensor
 
 _FINE = 1e-5
 """Where less than this share of the squares may be lost, what is left is kept in double precision."""
+_SPARE = 4
+"""Columns beyond those that are needed."""
+_WORTH = 0.8
+"""A basis of more than this part of a mode's length is not worth a pass."""
 
 
 def choose_axis(tensor: Tensor) -> int:
@@ -73,11 +78,51 @@ def shrink_on_device(
         return None
     basis = np.ascontiguousarray(vectors[:, ::-1][:, :columns])
     left = _project(session, rows, basis, tensor.shape, axis, dtype)
-    kept2 = float(np.sum((gram @ basis.conj()) * basis).real)  # |X B|^2, which the Gram matrix knows
+    kept2 = float(np.sum((gram @ basis) * basis.conj()).real)  # |X B|^2, which the Gram matrix knows
     slack = (
         1e-11 + 4 * length * 2.0**-53 * math.sqrt(columns) + (2.0**-22 if dtype.itemsize < wide.itemsize else 0)
     ) * norm2
     return Shrunk(basis, left, norm2, max(0.0, norm2 - kept2) + slack, kept2)
+
+
+def project_on_device(
+    session: Session, tensor: Tensor, found: Survey, dtype: np.dtype[Any], *, norm2: float, allowed: float | None,
+    rank: int | None,
+) -> Shrunk | None:  # fmt: skip
+    """Project a further mode of what lies in memory, in the basis that samples gave; `norm2` are its squares. None where that is
+    the processor's: little is left, the mode lies in the middle, the basis lacks too much, or the error is too small to be told
+    from squares of rounded values."""
+    axis, length, wide = found.axis, found.length, working(tensor)
+    lies = _memory(Array(tensor.node)) is not None and axis in (0, len(tensor.shape) - 1)
+    if not lies or tensor.size * tensor.dtype.itemsize <= current().device_least:
+        return None
+    if allowed is not None and allowed < _FINE:
+        return None
+    columns = found.basis.shape[1]
+    if rank is not None:
+        columns = min(columns, rank + _SPARE)
+    elif allowed is not None:
+        needed = found.needed(0.8 * allowed)
+        columns = min(columns, needed + max(_SPARE, needed // 8))
+        if needed > columns:
+            return None
+    if not 0 < columns <= _WORTH * length:
+        return None
+    if session.dry:
+        return _described(session, tensor, axis, columns, dtype)
+    basis, held, scratch = np.ascontiguousarray(found.basis[:, :columns]), dict(session.held), dict(session.scratch)
+    left = _project(session, _rows(Array(tensor.node), axis, wide), basis, tensor.shape, axis, dtype)
+    squares = abs(astype(Array(left.node), wide)) ** 2
+    kept2 = float(session.compute(squares.sum(), f"squares of what is left of axis {axis}"))
+    slack = (1e-11 + 4 * length * 2.0**-53 * math.sqrt(columns) + 2.0**-21) * norm2
+    lost2 = max(0.0, norm2 - kept2) + slack
+    if allowed is not None and lost2 > allowed * norm2:
+        left.end()
+        session.held, session.scratch = held, scratch
+        return None
+    tensor.end()
+    session.held[f"basis {len(session.held)}"] = basis.nbytes
+    return Shrunk(basis, left, norm2, lost2, kept2)
 
 
 def _rows(x: Array, axis: int, wide: np.dtype[Any]) -> Array:
@@ -92,9 +137,11 @@ def _rows(x: Array, axis: int, wide: np.dtype[Any]) -> Array:
 
 
 def _memory(x: Array) -> Block | None:
-    """The array that lies behind a lazy one, if that is all of it and in one piece."""
+    """The array that lies behind a lazy one, if that is all of it and in one piece; a plan's has no memory at all."""
     store = x.node.store if isinstance(x.node, Source) else None
-    return store.array if isinstance(store, MemoryStore) and store.array.flags.c_contiguous else None
+    if not isinstance(store, MemoryStore):
+        return None
+    return store.array if store.array.flags.c_contiguous or not any(store.array.strides) else None
 
 
 def _project(

@@ -106,7 +106,9 @@ def compress_modes(
         best, remaining = again[0], len(found) - place
         rank = None if request.ranks is None else request.ranks[best.axis]
         allowed = account.allowed(choose_share(best, account, remaining))
-        made = shrink(session, tensor, best, dtype, allowed=allowed, rank=rank)
+        made = _by_device(session, tensor, best, account, dtype, allowed, rank)
+        if made is None:
+            made = shrink(session, tensor, best, dtype, allowed=allowed, rank=rank)
         if made is not None:
             bases[best.axis] = made.basis
             account.note(made, dtype)
@@ -136,6 +138,18 @@ def _first_on_device(
     bases[axis] = made.basis
     account.note(made, made.left.dtype)
     return made.left
+
+
+def _by_device(
+    session: Session, tensor: Tensor, found: Survey, account: Account, dtype: np.dtype[Any], allowed: float | None,
+    rank: int | None,
+) -> Shrunk | None:  # fmt: skip
+    """A further mode by the device, where it has had the first; None where the processor does it."""
+    if session.device is None or account.norm2 is None:
+        return None
+    from outsize.factor.algorithms.on_device import project_on_device
+
+    return project_on_device(session, tensor, found, dtype, norm2=account.now2, allowed=allowed, rank=rank)
 
 
 def _surveys(session: Session, tensor: Tensor, request: Request, account: Account, axes: list[int]) -> list[Survey]:
