@@ -211,6 +211,16 @@ def test_the_first_reading_goes_through_a_device(method: str) -> None:
         assert any(peak.pool.kind == "device" for step in steps for peak in step.peaks)
 
 
+@pytest.mark.parametrize("method", ["tucker", "tt", "svd"])
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+def test_complex_numbers_lose_no_more_through_a_device(method: str, dtype: str) -> None:
+    x = low_rank((200, 60) if method == "svd" else (20, 48, 64), 4, 1e-4, dtype)
+    with outsize.budget(device="1MiB"):
+        made = outsize.decompose(x, method, 0.01, device="fake")
+    assert true_error(made, x) <= made.error <= 0.01 and max(made.ranks) <= 6
+    assert any(peak.pool.kind == "device" for step in made.facts.plan.steps for peak in step.peaks)
+
+
 @pytest.mark.parametrize("method", ["tucker", "tt", "cp", "zfp", "float16", "auto"])
 def test_zeros_are_zeros_in_every_method(method: str) -> None:
     pytest.importorskip({"cp": "tensorly", "zfp": "zfpy"}.get(method, "numpy"))

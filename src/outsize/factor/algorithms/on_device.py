@@ -73,7 +73,7 @@ def shrink_on_device(
         return None
     basis = np.ascontiguousarray(vectors[:, ::-1][:, :columns])
     left = _project(session, rows, basis, tensor.shape, axis, dtype)
-    kept2 = float(np.sum((gram @ basis.conj()) * basis).real)  # |X B|^2, which the Gram matrix knows
+    kept2 = float(np.sum(basis.conj() * (gram @ basis)).real)  # |X B|^2, which the Gram matrix knows
     slack = (
         1e-11 + 4 * length * 2.0**-53 * math.sqrt(columns) + (2.0**-22 if dtype.itemsize < wide.itemsize else 0)
     ) * norm2
