@@ -221,6 +221,13 @@ def test_complex_numbers_lose_no_more_through_a_device(method: str, dtype: str) 
     assert any(peak.pool.kind == "device" for step in made.facts.plan.steps for peak in step.peaks)
 
 
+def test_a_rank_is_found_through_a_device_whatever_the_order_in_memory() -> None:
+    x = np.asfortranarray(low_rank((9, 1, 9, 20), 2, 1e-3, "f4"))
+    with outsize.budget(device="64KiB"):
+        made = outsize.decompose(x, "tucker", rank=2, device="fake")
+    assert true_error(made, x) <= made.error <= 0.01 and made.ranks == (2, 1, 2, 2)
+
+
 @pytest.mark.parametrize("method", ["tucker", "tt", "cp", "zfp", "float16", "auto"])
 def test_zeros_are_zeros_in_every_method(method: str) -> None:
     pytest.importorskip({"cp": "tensorly", "zfp": "zfpy"}.get(method, "numpy"))
