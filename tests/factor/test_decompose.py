@@ -235,6 +235,30 @@ def test_what_is_left_in_memory_is_projected_by_the_device_too() -> None:
         assert {"projection of axis 2", "projection of axis 0"} <= there
 
 
+@pytest.mark.parametrize("method", ["tucker", "tt", "svd"])
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+def test_complex_numbers_lose_no_more_through_a_device(method: str, dtype: str) -> None:
+    x = low_rank((200, 60) if method == "svd" else (20, 48, 64), 4, 1e-4, dtype)
+    with outsize.budget(device="1MiB"):
+        made = outsize.decompose(x, method, 0.01, device="fake")
+    assert true_error(made, x) <= made.error <= 0.01 and max(made.ranks) <= 6
+    assert any(peak.pool.kind == "device" for step in made.facts.plan.steps for peak in step.peaks)
+
+
+def test_a_rank_is_found_through_a_device_whatever_the_order_in_memory() -> None:
+    x = np.asfortranarray(low_rank((9, 1, 9, 20), 2, 1e-3, "f4"))
+    with outsize.budget(device="64KiB"):
+        made = outsize.decompose(x, "tucker", rank=2, device="fake")
+    assert true_error(made, x) <= made.error <= 0.01 and made.ranks == (2, 1, 2, 2)
+
+
+def test_errors_that_a_device_cannot_tell_are_left_to_the_processor() -> None:
+    x = low_rank((20, 48, 64), 4, 0.0, "f8")
+    with outsize.budget(device="1MiB"):
+        made = outsize.decompose(x, "tucker", 1e-7, device="fake")
+    assert true_error(made, x) <= made.error <= 1e-7
+
+
 @pytest.mark.parametrize("method", ["tucker", "tt", "cp", "zfp", "float16", "auto"])
 def test_zeros_are_zeros_in_every_method(method: str) -> None:
     pytest.importorskip({"cp": "tensorly", "zfp": "zfpy"}.get(method, "numpy"))

@@ -32,6 +32,8 @@ from outsize.factor.algorithms.tensor import Tensor
 
 _FINE = 1e-5
 """Where less than this share of the squares may be lost, what is left is kept in double precision."""
+_LEAST = 1e-10
+"""A smaller share cannot be told from the rounding of a Gram matrix: the processor's passes can."""
 _SPARE = 4
 """Columns beyond those that are needed."""
 _WORTH = 0.8
@@ -49,6 +51,8 @@ def shrink_on_device(
 ) -> Shrunk | None:  # fmt: skip
     """Project one mode; None where it cannot be made shorter."""
     length, wide = tensor.shape[axis], working(tensor)
+    if allowed is not None and allowed < _LEAST:
+        return None
     if allowed is not None and allowed < _FINE:
         dtype = wide  # the squares of rounded values would not tell so little
     if gram_bytes(length, wide) > session.room // 2:

@@ -92,11 +92,11 @@ def compress_modes(
     bases: list[Block] = [np.zeros((0, 0))] * len(tensor.shape)
     left = [] if is_small(session, tensor) else [axis for axis, length in enumerate(tensor.shape) if length >= SHORT]
     ranks = request.ranks
-    if ranks is not None:
-        left.sort(key=lambda axis: ranks[axis] / tensor.shape[axis] * _dearness(tensor, axis))
     session.expected = 3 * len(left) + 1
     if session.device is not None and left:
         tensor = _first_on_device(session, tensor, request, account, bases, left, dtype)
+    if ranks is not None:  # what a device left may lie in another order
+        left.sort(key=lambda axis: ranks[axis] / tensor.shape[axis] * _dearness(tensor, axis))
     found = _surveys(session, tensor, request, account, left)
     found.sort(key=lambda one: _kept_part(one, request, account, len(left)) * _dearness(tensor, one.axis))
     for place, first in enumerate(found):
