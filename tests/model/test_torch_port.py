@@ -125,7 +125,9 @@ def test_private_parts_of_torch_are_used_in_one_folder_only():
 )  # fmt: skip
 def test_a_private_part_that_is_planted_is_found(line):
     assert list(private_parts(line, own_names()))
-    assert not list(private_parts("self._mine = torch.cuda.is_available() and x.untyped_storage().nbytes()", own_names()))
+    assert not list(
+        private_parts("self._mine = torch.cuda.is_available() and x.untyped_storage().nbytes()", own_names())
+    )
 
 
 def test_a_part_that_torch_lacks_is_an_error_in_one_sentence_that_names_the_version():
