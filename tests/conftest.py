@@ -12,7 +12,7 @@ import pytest
 import outsize
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import effort  # noqa: E402  chooses the normal profile; --hypothesis-profile=long comes after it
+import effort  # chooses the normal profile; --hypothesis-profile=long comes after it
 
 pytest_plugins = ["durations"]
 

@@ -188,7 +188,7 @@ def _run(program: str, arguments: list[str], folder: str, environment: dict[str,
 
 
 def _end(status: int) -> None:
-    """End as an interpreter does, but take nothing apart: what was imported, all of torch, is taken apart for a second or more."""
+    """End as an interpreter does, but take nothing apart: with all of torch that lasts a second or more."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for the threads of the program
     atexit._run_exitfuncs()
     sys.stdout.flush()
