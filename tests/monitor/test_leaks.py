@@ -11,31 +11,28 @@ from effort import long
 
 RUNNER = pathlib.Path(__file__).with_name("leak_runner.py")
 STEPS = 200
-HELD_BY_LIBRARIES = ("threads", "hooks")
-"""Programs whose leak is held by what a library had loaded before: a look through all of memory names that on any machine."""
+HELD_BY_LIBRARIES = ("threads",)
+"""Programs whose leak is held by what a library had loaded before: only a look through all of memory can name that."""
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """Program -> what was found in it. Forks of a process that has loaded torch, and of one that has not.
 
-    All of memory is looked through for the first leak and the first clean program with torch and without, for the first leak on a
-    card, and in the long run for all."""
+    All of memory is looked through for those with torch, whose steps are over too soon for less, for the first leak and the first
+    clean program of the others, and in the long run for all."""
     answers = {}
     for with_torch in (False, True):
         whole, rest = [], []
-        for programs in (leak_programs.LEAKS, leak_programs.CLEAN, leak_programs.CARD):
-            names = [name for name, code in programs.items() if needs_torch(name, code) == with_torch]
-            first = names[:1] + [name for name in names[1:] if long() or name in HELD_BY_LIBRARIES]
+        for programs in (leak_programs.LEAKS, leak_programs.CLEAN):
+            names = [name for name, code in programs.items() if ("import torch" in code) == with_torch]
+            first = names[:1] + [name for name in names[1:] if with_torch or long() or name in HELD_BY_LIBRARIES]
             whole += first
             rest += [name for name in names if name not in first]
+        whole += leak_programs.CARD if with_torch else ()
         for mode, names in (("every", whole), ("frozen", rest)):
             answers |= run(tmp_path_factory.mktemp("programs"), mode, names) if names else {}
     return answers
-
-
-def needs_torch(name, code):
-    return "import torch" in code or name in leak_programs.CARD
 
 
 def run(folder, mode, names):
