@@ -12,7 +12,7 @@ import pytest
 import outsize
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import effort  # noqa: F401  chooses the normal profile; --hypothesis-profile=long comes after it
+import effort  # chooses the normal profile; --hypothesis-profile=long comes after it
 
 pytest_plugins = ["durations"]
 
@@ -31,6 +31,15 @@ def quick_collections():
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def base_of_torch_alone(monkeypatch):
+    """What a process holds before a step is measured once, without the libraries that earlier tests happened to load."""
+    host_memory = sys.modules.get("outsize.model.estimation.host_memory")
+    if host_memory and not effort.long():
+        measure = host_memory._measure_base
+        monkeypatch.setattr(host_memory, "_measure_base", lambda names: measure(()))
 
 
 @pytest.fixture(autouse=True)

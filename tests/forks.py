@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import json
 import os
 import runpy
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import zlib
 from pathlib import Path
 
@@ -172,13 +174,31 @@ def _run(program: str, arguments: list[str], folder: str, environment: dict[str,
     tempfile.tempdir = None  # the environment says where
     script = "\n" not in program
     sys.argv = [program if script else "-c", *arguments]
-    if script:
-        runpy.run_path(program, run_name="__main__")
-    else:
-        exec(compile(program, "<code>", "exec"), {"__name__": "__main__"})
+    try:
+        if script:
+            runpy.run_path(program, run_name="__main__")
+        else:
+            exec(compile(program, "<code>", "exec"), {"__name__": "__main__"})
+        status: object = 0
+    except SystemExit as end:
+        status = end.code or 0
+        if not isinstance(status, int):
+            raise
+    _end(status)
+
+
+def _end(status: int) -> None:
+    """End as an interpreter does, but take nothing apart: with all of torch that lasts a second or more."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for the threads of the program
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status & 0xFF)
 
 
 if __name__ == "__main__":
     for name in sys.argv[2:]:
         __import__(name)
+    gc.collect()
+    gc.freeze()  # a fork that collects garbage would look at all of it, and copy the pages
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -49,3 +49,25 @@ def test_a_fork_can_be_killed(tmp_path):
         time.sleep(0.05)
     else:
         raise AssertionError("the killed fork is still there")
+
+
+ENDING = """
+import atexit, os, sys, threading, time
+def late():
+    time.sleep(0.1)
+    print("thread")
+threading.Thread(target=late).start()
+atexit.register(print, "exit")
+print("end")
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def test_a_fork_ends_after_its_threads_and_what_it_registered_with_all_that_it_printed():
+    for status in (0, 3):
+        child = forks.start(ENDING, str(status))
+        assert child.communicate() == ("end\nthread\nexit\n", "")
+        assert child.returncode == status
+    child = forks.start("import sys\nsys.exit('a reason')\n")
+    assert child.communicate() == ("", "a reason\n")
+    assert child.returncode == 1

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forks
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -103,9 +104,6 @@ def chunk_shapes(draw: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
 def peak_of(code: str, *arguments: str) -> int:
     """Peak of anonymous memory in bytes that `code` adds in a fresh process, between its calls of `begin()` and
     `end()`."""
-    import subprocess
-    import sys
-
     frame = """
 import sys
 def _status(name):
@@ -118,13 +116,12 @@ def begin():
 def end():
     print("PEAK", _status("VmHWM") - _before)
 """
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    environment["PYTHONPATH"] = os.pathsep.join([*map(str, sys.path), str(Path(__file__).parent)])
-    done = subprocess.run(
-        [sys.executable, "-c", frame + code, *arguments], capture_output=True, text=True, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout.split("PEAK")[1].split()[0])
+    folders = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    settings = (("PYTHONPATH", folders), ("MALLOC_MMAP_THRESHOLD_", "65536"), ("MALLOC_TRIM_THRESHOLD_", "65536"))
+    child = forks.start(frame + code, *arguments, imported=("stores",), settings=settings)
+    out, err = child.communicate()
+    assert child.returncode == 0, err
+    return int(out.split("PEAK")[1].split()[0])
 
 
 Maker = Callable[[Path, np.ndarray], Any]

@@ -36,6 +36,9 @@ class Answers(http.server.BaseHTTPRequestHandler):
     """One connection to it."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = (
+        True  # head and body are two packets: the second would wait 40 ms for an answer to the first
+    )
     server: Web
 
     def log_message(self, *_: Any) -> None:

@@ -1,6 +1,7 @@
 """Private parts of torch are used in one folder, and a torch that lacks one is named."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ OTHERS = {
     "_decompress",  # of zfpy, the way to blocks without a header that its manual describes
 }  # fmt: skip
 """Private names of other libraries than torch."""
+OF_TORCH = {"_buffers", "_version", "_schema", "_parameters", "_base", "_cdata"}
 CARD = {
     "array/device/cuda.py": {"torch._C", "torch._C._cuda_clearCublasWorkspaces"},
     "monitor/leaks/device_history.py": {
@@ -68,8 +70,9 @@ def is_private(name: str) -> bool:
     return any(word.startswith("_") and not word.startswith("__") for word in name.split("."))
 
 
+@functools.cache
 def own_names() -> set[str]:
-    """Private names that the package gives itself."""
+    """Private names that the package gives itself, less those that torch gives too. All of the source is read for them."""
     found = set()
     for path in set(SOURCE.rglob("*.py")) - set(PORT.iterdir()):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -85,10 +88,7 @@ def own_names() -> set[str]:
                 found |= {
                     item.value for item in node.elts if isinstance(item, ast.Constant) and isinstance(item.value, str)
                 }
-    return found
-
-
-OURS = own_names() - {"_buffers", "_version", "_schema", "_parameters", "_base", "_cdata"}
+    return found - OF_TORCH
 
 
 def imported(text):
@@ -107,7 +107,7 @@ def test_private_parts_of_torch_are_used_in_one_folder_only():
         if any(room in path.parents for room in OF_OTHERS):
             assert "torch" not in {name.split(".")[0] for name in imported(path.read_text())}
         elif PORT not in path.parents:
-            private = set(private_parts(path.read_text(), OURS)) - CARD.get(name, set())
+            private = set(private_parts(path.read_text(), own_names())) - CARD.get(name, set())
             if private:
                 found[name] = private
     assert not found
@@ -124,8 +124,10 @@ def test_private_parts_of_torch_are_used_in_one_folder_only():
     ],
 )  # fmt: skip
 def test_a_private_part_that_is_planted_is_found(line):
-    assert list(private_parts(line, OURS))
-    assert not list(private_parts("self._mine = torch.cuda.is_available() and x.untyped_storage().nbytes()", OURS))
+    assert list(private_parts(line, own_names()))
+    assert not list(
+        private_parts("self._mine = torch.cuda.is_available() and x.untyped_storage().nbytes()", own_names())
+    )
 
 
 def test_a_part_that_torch_lacks_is_an_error_in_one_sentence_that_names_the_version():
