@@ -72,7 +72,7 @@ def grow(name: str, code: str) -> None:
         outcome = cgroup.run(command, LIMIT, 240, cwd=folder, env=dict(os.environ))
         recording = load(f"{folder}/run.watch")
     end = recording.samples[-1].time
-    said = re.findall(r"^ *([0-9.]+) s .*?full in ([0-9.]+) (s|min) at this rate", outcome.stderr, re.MULTILINE)
+    said = re.findall(r"^ *([0-9.]+) s [^\n]*?full in ~?([0-9.]+) (s|min)", outcome.stderr, re.MULTILINE)
     scale = {"s": 1.0, "min": 60.0}
     errors = [
         abs(float(left) * scale[unit] - (end - float(at))) / (end - float(at))
