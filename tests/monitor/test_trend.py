@@ -94,3 +94,11 @@ def test_a_program_that_only_breathes_is_never_full():
 def test_an_outlier_does_not_move_the_rate():
     points = [(float(number), float(number)) for number in range(30)] + [(30.0, 1e9)]
     assert median_slope(points) == pytest.approx(1.0)
+
+
+def test_what_grows_in_steps_is_full_half_a_step_too_early_or_too_late_at_most() -> None:
+    step = 20 << 20
+    held = [(at / 4, at // 20 * step) for at in range(241)]  # a step every five seconds, for a minute
+    for limit in range(400 << 20, 420 << 20, 1 << 20):
+        left = seconds_until(limit, held)
+        assert left is not None and abs(60.0 + left - -(-limit // step) * 5.0) <= 3.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 
@@ -44,8 +45,10 @@ def seconds_until(limit: int, held: Sequence[tuple[float, int]]) -> float | None
     if grown < max(2**20, 0.002 * limit):
         return None
     levels = sorted(bytes_ - rate * (time - end) for time, bytes_ in part)
-    peak = levels[-1 - len(levels) // 20]  # a program ends at one of its peaks, not at its mean
-    return max(0.0, (limit - peak) / rate)
+    falls = any(there[1] < here[1] - grown / 50 for here, there in itertools.pairwise(part))
+    # one that rises and falls ends at one of its peaks; one that only rises ends at a step, half a step late on average
+    level = levels[-1 - len(levels) // 20] if falls else statistics.median(levels)
+    return max(0.0, (limit - level) / rate)
 
 
 def held_bytes(sample: Sample) -> int:
