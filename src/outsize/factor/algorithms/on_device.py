@@ -27,17 +27,13 @@ from outsize.core.units import format_bytes
 from outsize.factor.algorithms.ranks import Key, Survey
 from outsize.factor.algorithms.sampling import count_needed, gram_bytes
 from outsize.factor.algorithms.session import Session
-from outsize.factor.algorithms.shrink import Shrunk, one_thread, working
+from outsize.factor.algorithms.shrink import SPARE, WORTH, Shrunk, one_thread, working
 from outsize.factor.algorithms.tensor import Tensor
 
 _FINE = 1e-5
 """Where less than this share of the squares may be lost, what is left is kept in double precision."""
 _LEAST = 1e-10
 """A smaller share cannot be told from the rounding of a Gram matrix: the processor's passes can."""
-_SPARE = 4
-"""Columns beyond those that are needed."""
-_WORTH = 0.8
-"""A basis of more than this part of a mode's length is not worth a pass."""
 
 
 def choose_axis(tensor: Tensor) -> int:
@@ -67,7 +63,7 @@ def shrink_on_device(
     gram = session.compute(turned, f"Gram matrix of axis {axis}", on_device=True)
     if session.dry:
         columns = min(length, rank or session.ranks.supposed(key, length).needed(allowed or 0.0))
-        return None if columns > 0.8 * length else _described(session, tensor, axis, columns, dtype)
+        return None if columns > WORTH * length else _described(session, tensor, axis, columns, dtype)
     with one_thread(length):
         values, vectors = np.linalg.eigh(gram)
     norm2 = float(np.trace(gram).real)
@@ -78,7 +74,7 @@ def shrink_on_device(
     count = count_needed(energy / total, (allowed or 0.0) * (1 - 1e-6), length, None) if total > 0 else 1
     columns = min(length, rank + 4) if rank is not None else max(1, count or length)
     session.ranks.note_rank(key, length, columns)
-    if columns > 0.8 * length:
+    if columns > WORTH * length:
         return None
     basis = np.ascontiguousarray(vectors[:, ::-1][:, :columns])
     left = _project(session, rows, basis, tensor.shape, axis, dtype)
@@ -104,13 +100,13 @@ def project_on_device(
         return None
     columns = found.basis.shape[1]
     if rank is not None:
-        columns = min(columns, rank + _SPARE)
+        columns = min(columns, rank + SPARE)
     elif allowed is not None:
         needed = found.needed(0.8 * allowed)
-        columns = min(columns, needed + max(_SPARE, needed // 8))
+        columns = min(columns, needed + max(SPARE, needed // 8))
         if needed > columns:
             return None
-    if not 0 < columns <= _WORTH * length:
+    if not 0 < columns <= WORTH * length:
         return None
     if session.dry:
         return _described(session, tensor, axis, columns, dtype)

@@ -29,7 +29,7 @@ _SAMPLE = 1 << 18
 """Elements of a chunk of a survey; more where a fibre is long."""
 _COLUMNS = 96
 """Columns of the first mixture; three times as many in the next."""
-_WORTH = 0.8
+WORTH = 0.8
 """A mode that would keep more than this part of its length is left as it is."""
 _HOPELESS = 0.4
 """Where a mixture as wide as this part of the mode does not hold it, a wider one would not make it much shorter."""
@@ -39,7 +39,7 @@ _DIRECT = 1e-8
 """Where less than this share of the squares may be lost, it is measured as itself, not as a difference of larger sums."""
 _FEW = 512
 """Columns of a matrix that one thread factorises."""
-_SPARE = 4
+SPARE = 4
 """Columns more than a rank that is asked for."""
 
 
@@ -80,10 +80,10 @@ def survey(
     room is too small."""
     length = tensor.shape[axis]
     most = min(length, max(1, tensor.size // max(1, length)))
-    wanted = _COLUMNS if rank is None else max(_COLUMNS, 2 * rank + _SPARE)
+    wanted = _COLUMNS if rank is None else max(_COLUMNS, 2 * rank + SPARE)
     while True:
         columns = columns_for(session, tensor, axis, wanted)
-        if not columns or (rank is not None and columns < min(most, rank + _SPARE)):
+        if not columns or (rank is not None and columns < min(most, rank + SPARE)):
             return None
         name = f"{'mixture' if whole else 'sample'} of axis {axis}"
 
@@ -125,14 +125,14 @@ def shrink(
     length = found.length
     for attempt in ("sample", "all", "more"):
         if rank is not None:
-            columns, spare = min(length, found.basis.shape[1], rank + _SPARE), 0
+            columns, spare = min(length, found.basis.shape[1], rank + SPARE), 0
         else:
             assert allowed is not None
             needed = found.needed(0.8 * allowed if attempt == "sample" else allowed * (1 - 1e-6))
             more = max(4, needed // 8) if attempt == "sample" else 0
             columns = max(needed, min(needed + more, found.basis.shape[1]))
             spare = max(8, columns // 4) * (attempt != "more" or not found.complete)
-        if columns > _WORTH * length or columns > found.basis.shape[1]:
+        if columns > WORTH * length or columns > found.basis.shape[1]:
             return None
         try:
             with _in_vain(session, session.dry and attempt == "sample" and found.key in session.ranks.again):
