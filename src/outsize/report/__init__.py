@@ -18,10 +18,10 @@ from typing import Any, Literal, TextIO
 
 from rich.console import Console, RenderableType
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from outsize.core.noun import Noun, Skin, to_plain
+from outsize.report.text.layout import make_list
 
 DRAWINGS = {
     "Conversion": "outsize.report.text.conversion",
@@ -97,10 +97,7 @@ def show(noun: Any, as_json: bool = False, *, stderr: bool = False) -> None:
 
 def show_verbs(verbs: Mapping[str, str]) -> None:
     """Print the list of verbs."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, line in verbs.items():
-        table.add_row(Text(f"outsize {name}", style="bold"), line)
-    show(table)
+    show(make_list((Text(f"outsize {name}", style="bold"), line) for name, line in verbs.items()))
 
 
 def show_stop(number: int, stops: int, command: str, why: str, answers: Sequence[Any]) -> None:

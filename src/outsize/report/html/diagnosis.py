@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from outsize.core.failure import Diagnosis, Failure
 from outsize.core.units import format_bytes
-from outsize.report.html.footprint import bars_of
 from outsize.report.html.history import map_of, over_time
 from outsize.report.html.page import Page, Part
-from outsize.report.html.parts import Bars, Grid, Verdict
-from outsize.report.html.remedies import remedy_bars
+from outsize.report.html.parts import Bars, Grid, Verdict, bars_of, remedy_bars
 from outsize.report.html.timeline import Layer, Timeline
-
-_KINDS = {"message": "the message says", "machine": "the machine says", "inferred": "so"}
+from outsize.report.text.diagnosis import evidence_rows
 
 
 def lay_out(diagnosis: Diagnosis) -> Page:
@@ -24,11 +21,7 @@ def lay_out(diagnosis: Diagnosis) -> Page:
     if diagnosis.remedies:
         parts.append(remedy_bars("What to do, most bytes first", diagnosis.remedies))
     if diagnosis.evidence:
-        rows = [
-            (_KINDS[one.kind], one.text)
-            for one in sorted(diagnosis.evidence, key=lambda one: list(_KINDS).index(one.kind))
-        ]
-        parts.append(Grid(title="Why", columns=("", "evidence"), rows=rows))
+        parts.append(Grid(title="Why", columns=("", "evidence"), rows=evidence_rows(diagnosis.evidence)))
     if diagnosis.holders:
         parts.append(Bars(title="Who holds it", rows=bars_of(diagnosis.holders), look=0))
     if diagnosis.history is not None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from outsize.core.footprint import Footprint
-from outsize.core.memory import Part
 from outsize.core.units import format_bytes
-from outsize.report.html.page import Page
-from outsize.report.html.page import Part as PagePart
-from outsize.report.html.parts import Bar, Bars, Grid, Sentences, Tone, Verdict
+from outsize.report.html.page import Page, Part
+from outsize.report.html.parts import Bars, Grid, Sentences, Tone, Verdict, bars_of
 from outsize.report.html.timeline import Layer, Timeline
 
 
 def lay_out(footprint: Footprint) -> Page:
     """The footprint as a page."""
-    parts: list[PagePart] = [_verdict(footprint)]
+    parts: list[Part] = [_verdict(footprint)]
     if footprint.timeline:
         parts.append(_timeline(footprint))
     parts.append(_peaks(footprint))
@@ -44,15 +42,6 @@ def lay_out(footprint: Footprint) -> Page:
     if footprint.notes:
         parts.append(Sentences(title="Notes", lines=footprint.notes))
     return Page(title=footprint.name, parts=tuple(parts))
-
-
-def bars_of(held: tuple[Part, ...]) -> tuple[Bar, ...]:
-    """Parts as bars, the largest first."""
-    total = sum(part.bytes for part in held) or 1
-    return tuple(
-        Bar(name=part.name, bytes=part.bytes, text=f"{part.bytes / total:.1%}, {part.known}")
-        for part in sorted(held, key=lambda part: -part.bytes)
-    )
 
 
 def _verdict(footprint: Footprint) -> Verdict:

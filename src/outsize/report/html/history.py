@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from outsize.core.outcomes.allocator_history import AllocatorHistory, HeldSegment
+from outsize.core.outcomes.allocator_history import AllocatorHistory
 from outsize.core.units import format_bytes
-from outsize.report.html.memory_map import MemoryMap, Row, Stretch
+from outsize.report.html.memory_map import MemoryMap
 from outsize.report.html.page import Page, Part
 from outsize.report.html.parts import Grid, Verdict
 from outsize.report.html.timeline import Layer, Timeline
@@ -45,18 +45,6 @@ def over_time(history: AllocatorHistory) -> list[Part]:
 def map_of(history: AllocatorHistory) -> MemoryMap:
     """The segments at the end."""
     return MemoryMap(
-        title="Allocator map at the end", rows=tuple(_row(segment) for segment in history.segments),
+        title="Allocator map at the end", rows=history.segments,
         left_out=history.segments_left_out, left_out_bytes=history.bytes_left_out,
     )  # fmt: skip
-
-
-def _row(segment: HeldSegment) -> Row:
-    stretches = tuple(
-        Stretch(offset=one.offset, bytes=one.bytes, used=one.used, text=_told(one.blocks, one.line))
-        for one in segment.blocks
-    )
-    return Row(name=segment.pool, bytes=segment.bytes, stretches=stretches)
-
-
-def _told(blocks: int, line: str) -> str:
-    return line if blocks == 1 else f"{blocks} blocks, the largest from {line}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
+from outsize.core.outcomes.allocator_history import HeldSegment
 from outsize.core.units import format_bytes
 from outsize.report.html.patterns import fill
 
@@ -15,38 +16,12 @@ FEW = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """One piece of a segment: a block, or small blocks side by side."""
-
-    offset: int
-    """Bytes from the segment's start."""
-    bytes: int
-    """Its length."""
-    used: int
-    """Bytes of it in use."""
-    text: str = ""
-    """Who asked for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One segment."""
-
-    name: str
-    """Its pool and stream."""
-    bytes: int
-    """Its length."""
-    stretches: tuple[Stretch, ...]
-    """Its pieces, in order of address."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryMap:
     """Segments, the longest first."""
 
     title: str
     """What it shows."""
-    rows: tuple[Row, ...]
+    rows: tuple[HeldSegment, ...]
     """Segments, the longest first."""
     left_out: int = 0
     """Segments that are not drawn."""
@@ -71,20 +46,21 @@ class MemoryMap:
         )
 
 
-def _draw(row: Row, top: int, longest: int) -> str:
+def _draw(row: HeldSegment, top: int, longest: int) -> str:
     width = SCALE * row.bytes / longest
-    used = sum(stretch.used for stretch in row.stretches)
-    tip = f"{row.name}\n{format_bytes(row.bytes)}, {format_bytes(used)} in use"
+    used = sum(block.used for block in row.blocks)
+    tip = f"{row.pool}\n{format_bytes(row.bytes)}, {format_bytes(used)} in use"
     pieces = [f'<rect class="segment" y="{top}" width="{width:.1f}" height="{ROW}" data-tip="{escape(tip)}"/>']
-    for stretch in row.stretches:
-        if not stretch.used:
+    for block in row.blocks:
+        if not block.used:
             continue
-        place, size = SCALE * stretch.offset / longest, SCALE * stretch.bytes / longest
-        look = 0 if stretch.used == stretch.bytes else 1
-        tip = f"{format_bytes(stretch.bytes)}" + ("" if not look else f", {format_bytes(stretch.used)} in use")
+        place, size = SCALE * block.offset / longest, SCALE * block.bytes / longest
+        look = 0 if block.used == block.bytes else 1
+        tip = f"{format_bytes(block.bytes)}" + ("" if not look else f", {format_bytes(block.used)} in use")
+        told = block.line if block.blocks == 1 else f"{block.blocks} blocks, the largest from {block.line}"
         pieces.append(
             f'<rect x="{place:.1f}" y="{top}" width="{max(0.3, size - 0.2):.1f}" height="{ROW}" fill="{fill(look)}" '
-            f'data-tip="{escape(f"{tip}{chr(10)}{stretch.text}")}"/>'
+            f'data-tip="{escape(f"{tip}{chr(10)}{told}")}"/>'
         )
-    label = f'<text x="{width + 6:.1f}" y="{top + 12}">{format_bytes(row.bytes)} {escape(row.name)}</text>'
+    label = f'<text x="{width + 6:.1f}" y="{top + 12}">{format_bytes(row.bytes)} {escape(row.pool)}</text>'
     return "".join(pieces) + label

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
+from outsize.core.failure import Remedy
+from outsize.core.memory import Part
 from outsize.core.units import format_bytes
 from outsize.report.html.patterns import fill
 
@@ -126,6 +128,24 @@ class Bars:
             f'<div class="bar" data-tip="{escape(_tip(row))}"><span class="n{" over" if over else ""}">{size}</span>{picture}'
             f"<span>{escape(row.name)} {text}{code}</span></div>"
         )
+
+
+def bars_of(held: tuple[Part, ...]) -> tuple[Bar, ...]:
+    """Parts as bars, the largest first."""
+    total = sum(part.bytes for part in held) or 1
+    return tuple(
+        Bar(name=part.name, bytes=part.bytes, text=f"{part.bytes / total:.1%}, {part.known}")
+        for part in sorted(held, key=lambda part: -part.bytes)
+    )
+
+
+def remedy_bars(title: str, remedies: tuple[Remedy, ...]) -> Bars:
+    """One bar a remedy, in the order in which they are given."""
+    rows = tuple(
+        Bar(name=one.name, bytes=one.saves, text=f"{one.exactness}; costs: {one.costs}; {one.known}", code=one.how)
+        for one in remedies
+    )
+    return Bars(title=title, rows=rows, look=4)
 
 
 def _tip(row: Bar) -> str:

@@ -6,22 +6,16 @@ from outsize.core.fitting import FitPlan
 from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
 from outsize.report.html.page import Page, Part
-from outsize.report.html.parts import Bar, Bars, Grid, Sentences, Verdict
-from outsize.report.html.remedies import remedy_bars
-from outsize.report.html.tiles import Cut, Tiles
+from outsize.report.html.parts import Bar, Bars, Grid, Sentences, Verdict, remedy_bars
+from outsize.report.html.tiles import Tiles
 
 
 def lay_out(plan: Plan) -> Page:
     """The plan as a page."""
     parts: list[Part] = [_verdict(plan)]
     parts += [_peaks(plan, number) for number in range(len(plan.budgets))]
-    cuts = tuple(
-        Cut(name=f"{number}. {step.name}", shape=step.shape, tile=step.tile, count=step.tiles)
-        for number, step in enumerate(plan.steps, start=1)
-        if step.tile
-    )
-    if cuts:
-        parts.append(Tiles(title="Tiles", cuts=cuts))
+    if any(step.tile for step in plan.steps):
+        parts.append(Tiles(title="Tiles", steps=plan.steps))
     if plan.read or plan.written:
         parts.append(_traffic(plan))
     if isinstance(plan, FitPlan) and plan.remedies:

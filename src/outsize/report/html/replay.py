@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from outsize.core.allocation import Replay, Segment
+from outsize.core.outcomes.allocator_history import HeldBlock, HeldSegment
 from outsize.core.units import format_bytes
-from outsize.report.html.memory_map import MemoryMap, Row, Stretch
+from outsize.report.html.memory_map import MemoryMap
 from outsize.report.html.page import Page
 from outsize.report.html.parts import Grid, Verdict
 
@@ -24,18 +25,18 @@ def lay_out(replay: Replay) -> Page:
     rows = [(name, format_bytes(size), f"{size:,}") for name, size in replay.peak._asdict().items()]
     largest = sorted(replay.segments, key=lambda segment: -segment.bytes)
     picture = MemoryMap(
-        title="Allocator map at the end", rows=tuple(_row(segment) for segment in largest[:MOST]),
+        title="Allocator map at the end", rows=tuple(_held(segment) for segment in largest[:MOST]),
         left_out=len(largest[MOST:]), left_out_bytes=sum(segment.bytes for segment in largest[MOST:]),
     )  # fmt: skip
     peaks = Grid(title="Peaks", columns=("peak", "size>", "bytes>"), rows=rows)
     return Page(title=f"{replay.allocator}, {replay.events:,} events", parts=(ran, peaks, picture))
 
 
-def _row(segment: Segment) -> Row:
-    stretches = tuple(
-        Stretch(
-            offset=one.offset, bytes=one.bytes, used=0 if one.id is None else one.bytes, text=f"allocation {one.id}"
+def _held(segment: Segment) -> HeldSegment:
+    blocks = tuple(
+        HeldBlock(
+            offset=one.offset, bytes=one.bytes, used=0 if one.id is None else one.bytes, blocks=1, line=f"allocation {one.id}"
         )
         for one in segment.blocks
-    )
-    return Row(name=f"{segment.pool}, stream {segment.stream}", bytes=segment.bytes, stretches=stretches)
+    )  # fmt: skip
+    return HeldSegment(pool=f"{segment.pool}, stream {segment.stream}", bytes=segment.bytes, blocks=blocks)

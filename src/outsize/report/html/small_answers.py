@@ -14,9 +14,8 @@ from outsize.core.outcomes.outcome import Outcome
 from outsize.core.outcomes.program_run import ProgramRun
 from outsize.core.sizing import Sizing
 from outsize.core.units import format_bytes
-from outsize.report.html.footprint import bars_of
 from outsize.report.html.page import Page, Part
-from outsize.report.html.parts import Bar, Bars, Grid, Sentences, Tone, Verdict
+from outsize.report.html.parts import Bar, Bars, Grid, Sentences, Tone, Verdict, bars_of
 from outsize.report.html.timeline import Layer, Timeline
 from outsize.report.text.conversion import cost_rows
 from outsize.report.text.outcome import closing, held

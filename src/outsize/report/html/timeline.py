@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, Literal
 
@@ -98,16 +98,10 @@ def _thin(timeline: Timeline, most: int) -> Timeline:
     def pick(values: Sequence[Any]) -> list[Any]:
         return [values[at] for at in chosen] if values else []
 
-    def pick_layer(layer: Layer) -> Layer:
-        return Layer(name=layer.name, values=pick(layer.values), detail=layer.detail)
-
-    return Timeline(
-        title=timeline.title, times=pick(timeline.times), unit=timeline.unit,
-        layers=tuple(pick_layer(layer) for layer in timeline.layers),
-        outline=None if timeline.outline is None else pick_layer(timeline.outline),
-        labels=pick(timeline.labels), lines=pick(timeline.lines), limit=timeline.limit, limit_name=timeline.limit_name,
-        marks=timeline.marks,
-    )  # fmt: skip
+    outline = timeline.outline and replace(timeline.outline, values=pick(timeline.outline.values))
+    layers = tuple(replace(layer, values=pick(layer.values)) for layer in timeline.layers)
+    lines, labels = pick(timeline.lines), pick(timeline.labels)
+    return replace(timeline, times=pick(timeline.times), layers=layers, outline=outline, labels=labels, lines=lines)
 
 
 def _draw(timeline: Timeline) -> str:

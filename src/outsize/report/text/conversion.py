@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from outsize.core.outcomes.conversion import Conversion, Precision
 from outsize.core.units import format_bytes
+from outsize.report.text.layout import make_list
 from outsize.report.text.outcome import closing, held, took
 
 
@@ -38,12 +39,7 @@ def _draw_cost(conversion: Conversion) -> RenderableType:
     cost = conversion.precision
     if cost.exact:
         return Text(f"exact: all {cost.elements:,} values are the same", style="green")
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in cost_rows(cost):
-        table.add_row(name, value)
-    return table
+    return make_list(cost_rows(cost), Column(), Column(justify="right"))
 
 
 def cost_rows(cost: Precision) -> list[tuple[str, str]]:

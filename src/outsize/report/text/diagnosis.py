@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from functools import partial
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column
 from rich.text import Text
 
 from outsize.core.failure import Cause, Diagnosis, Evidence, Remedy
 from outsize.core.units import format_bytes
-from outsize.report.text.layout import ByWidth
+from outsize.report.text.layout import ByWidth, make_list
 
 _KINDS = {"message": "the message says", "machine": "the machine says", "inferred": "so"}
 
@@ -54,28 +55,24 @@ def _candidate(cause: Cause) -> Text:
 
 
 def _evidence(evidence: tuple[Evidence, ...]) -> RenderableType:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    last = ""
-    for item in sorted(evidence, key=lambda item: list(_KINDS).index(item.kind)):
-        title = _KINDS[item.kind]
-        table.add_row("" if title == last else f"  {title}", Text(item.text))
-        last = title
-    return table
+    rows = []
+    for title, items in itertools.groupby(evidence_rows(evidence), key=lambda row: row[0]):
+        rows += [("" if number else f"  {title}", Text(text)) for number, (_, text) in enumerate(items)]
+    return make_list(rows, Column(style="dim", no_wrap=True))
+
+
+def evidence_rows(evidence: tuple[Evidence, ...]) -> list[tuple[str, str]]:
+    """(who says it, what), what the message says first."""
+    ranked = sorted(evidence, key=lambda one: list(_KINDS).index(one.kind))
+    return [(_KINDS[one.kind], one.text) for one in ranked]
 
 
 def _remedies(remedies: tuple[Remedy, ...]) -> RenderableType:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(justify="right", style="bold green", no_wrap=True, min_width=12)
-    table.add_column()
+    rows = []
     for remedy in remedies:
         head = Text.assemble(remedy.name, (f"  ({remedy.exactness}; cost: {remedy.costs})", "dim"))
-        table.add_row(
-            "-" if remedy.saves is None else format_bytes(remedy.saves),
-            Group(head, ByWidth(partial(_code, remedy.how))),
-        )
-    return table
+        rows.append((format_bytes(remedy.saves), Group(head, ByWidth(partial(_code, remedy.how)))))
+    return make_list(rows, Column(justify="right", style="bold green", no_wrap=True, min_width=12))
 
 
 _COMMENTED = re.compile(r"(\s*)(\S.*?)\s{2,}# (.*)")
@@ -110,9 +107,5 @@ def _timeline(diagnosis: Diagnosis, width: int = 60) -> RenderableType:
 
 
 def _holders(diagnosis: Diagnosis) -> RenderableType:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(justify="right", style="green", no_wrap=True)
-    table.add_column()
-    for part in diagnosis.holders:
-        table.add_row(f"  {format_bytes(part.bytes)}", Text(part.name))
-    return table
+    rows = [(f"  {format_bytes(part.bytes)}", Text(part.name)) for part in diagnosis.holders]
+    return make_list(rows, Column(justify="right", style="green", no_wrap=True))

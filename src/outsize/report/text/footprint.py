@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from outsize.core.footprint import Footprint, Growth, Layers, Loading, Receipt
 from outsize.core.memory import Part
 from outsize.core.units import format_bytes
-from outsize.report.text.layout import ByWidth, make_table
+from outsize.report.text.layout import ByWidth, make_list, make_table
 
 MARKS = {
     "weights": ("W", "blue"), "buffers": ("B", "bright_blue"), "gradients": ("G", "magenta"), "optimizer state": ("O", "cyan"),
@@ -70,21 +70,15 @@ def _table_of_ways(footprint: Footprint, columns: int) -> Table:
     }
     left_out = {"at most"} if columns < NARROW else set()
     left_out |= {"fits"} if footprint.capacity is None else set()
-    titles = [
-        title for title in ("the same step with", "reserved", "at most", "fits", "results") if title not in left_out
-    ]
-    rows: list[list[RenderableType]] = []
-    for way in footprint.ways:
-        cells: tuple[RenderableType, ...] = (
-            way.name,
-            format_bytes(way.peak.bytes),
-            format_bytes(way.peak.bound),
-            words[way.fits],
-            way.exactness,
-        )
-        named = dict(zip(("the same step with", "reserved", "at most", "fits", "results"), cells, strict=True))
-        rows.append([named[title] for title in titles])
-    return make_table(titles, rows, right=("reserved", "at most"))
+    rows: list[dict[str, RenderableType]] = [
+        {
+            "the same step with": way.name, "reserved": format_bytes(way.peak.bytes), "at most": format_bytes(way.peak.bound),
+            "fits": words[way.fits], "results": way.exactness,
+        }
+        for way in footprint.ways
+    ]  # fmt: skip
+    titles = [title for title in rows[0] if title not in left_out]
+    return make_table(titles, [[row[title] for title in titles] for row in rows], right=("reserved", "at most"))
 
 
 def _receipt(receipt: Receipt) -> RenderableType:
@@ -126,33 +120,23 @@ def _peaks(footprint: Footprint) -> Table:
 
 
 def _by_phase(footprint: Footprint) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
-    for title in ("phase", "allocated", "reserved"):
-        table.add_column(title, justify="left" if title == "phase" else "right")
-    for phase in footprint.phases:
-        table.add_row(phase.name, format_bytes(phase.allocated), format_bytes(phase.reserved))
-    return table
+    rows = [(phase.name, format_bytes(phase.allocated), format_bytes(phase.reserved)) for phase in footprint.phases]
+    return make_table(("phase", "allocated", "reserved"), rows, right=("allocated", "reserved"))
 
 
 def _parts(parts: tuple[Part, ...]) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
-    table.add_column(justify="right")
-    total = max(1, sum(part.bytes for part in parts))
+    total, rows = max(1, sum(part.bytes for part in parts)), []
     for part in sorted(parts, key=lambda part: -part.bytes):
-        bar = "█" * round(40 * part.bytes / total)
-        table.add_row(format_bytes(part.bytes), part.name, Text(bar, style="cyan"), f"{part.bytes / total:.1%}")
-    return table
+        bar = Text("█" * round(40 * part.bytes / total), style="cyan")
+        rows.append((format_bytes(part.bytes), part.name, bar, f"{part.bytes / total:.1%}"))
+    return make_list(rows, Column(justify="right"), padding=(0, 1, 0, 2))
 
 
 def _pairs(footprint: Footprint) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
-    table.add_column(justify="right")
-    table.add_column(overflow="fold")
-    table.add_column(justify="right")
-    table.add_column(overflow="fold")
-    for module, line in zip(footprint.modules[:5], footprint.lines[:5], strict=False):
-        table.add_row(format_bytes(module.bytes), module.name, format_bytes(line.bytes), line.name)
-    return table
+    pairs = zip(footprint.modules[:5], footprint.lines[:5], strict=False)
+    rows = [(format_bytes(one.bytes), one.name, format_bytes(line.bytes), line.name) for one, line in pairs]
+    columns = [Column(justify="right"), Column(overflow="fold"), Column(justify="right"), Column(overflow="fold")]
+    return make_list(rows, *columns, padding=(0, 1, 0, 2))
 
 
 def _picture(footprint: Footprint, columns: int) -> Group:
@@ -213,10 +197,11 @@ def _growth(footprint: Footprint) -> Group:
         Text("growth: ", style="bold").append(_law(growth), style="not bold") for growth in footprint.growth
     ]
     if footprint.largest:
-        table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
-        for row in footprint.largest:
-            table.add_row(row.place, f"{row.size} {row.largest}", f"of {format_bytes(row.capacity)}", row.known)
-        rows += [Text("largest batch:", style="bold"), table]
+        found = [
+            (row.place, f"{row.size} {row.largest}", f"of {format_bytes(row.capacity)}", row.known)
+            for row in footprint.largest
+        ]
+        rows += [Text("largest batch:", style="bold"), make_list(found, padding=(0, 1, 0, 2))]
     return Group(*rows)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 
@@ -16,12 +16,29 @@ def make_table(
     padding: tuple[int, int, int, int] = (0, 1, 0, 2),
 ) -> Table:
     """Rows under bold titles; the columns named in `right` hold numbers and end at the right."""
-    table = Table(box=None, padding=padding, header_style="bold")
-    for title in titles:
-        table.add_column(title, justify="right" if title in right else "left")
+    columns = (Column(title, justify="right" if title in right else "left") for title in titles)
+    return _fill(Table(*columns, box=None, padding=padding, header_style="bold"), rows)
+
+
+def make_list(
+    rows: Iterable[Sequence[RenderableType]], *columns: Column, padding: tuple[int, int, int, int] = (0, 2, 0, 0)
+) -> Table:
+    """Rows without titles. Columns that are not given are plain."""
+    return _fill(Table(*columns, box=None, show_header=False, padding=padding), rows)
+
+
+def _fill(table: Table, rows: Iterable[Sequence[RenderableType]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def draw_share(share: float, width: int = 12) -> Text:
+    """A bar that is full to this share, in the colour of how near that is to the end."""
+    taken = min(1.0, max(0.0, share))
+    full = round(taken * width)
+    style = "red" if taken > 0.9 else "yellow" if taken > 0.7 else "green"
+    return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"))
 
 
 def fold(words: Iterable[str | Text], columns: int, gap: str = " ") -> Text:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from outsize.core.memory import Arena, PoolReading, Reading
 from outsize.core.units import format_bytes
-from outsize.report.text.layout import make_table
+from outsize.report.text.layout import draw_share, make_table
 
 
 def draw(reading: Reading) -> RenderableType:
@@ -36,15 +36,13 @@ def _title(pool: PoolReading) -> str:
     return prefix + ("scratch disk" if pool.pool.kind == "disk" else pool.name)
 
 
-def _bar(pool: PoolReading, width: int = 12) -> Text:
+def _bar(pool: PoolReading) -> Text:
     """The used share of what may be used."""
     cap = pool.biting.bytes if pool.biting else pool.total
     if not cap or pool.available is None:
         return Text("-")
     taken = min(1.0, max(0.0, 1 - pool.available / cap))
-    full = round(taken * width)
-    style = "red" if taken > 0.9 else "yellow" if taken > 0.7 else "green"
-    return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"), f" {taken:4.0%}")
+    return draw_share(taken).append(f" {taken:4.0%}")
 
 
 def limited_by(pool: PoolReading) -> str:

@@ -25,7 +25,7 @@ from outsize.core.outcomes.recording import (
     Sample,
 )
 from outsize.core.units import format_bytes, format_seconds
-from outsize.report.text.layout import ByWidth, fold
+from outsize.report.text.layout import ByWidth, draw_share, fold
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _ROWS = 4
@@ -144,13 +144,8 @@ def _limit_words(host: HostSample, share: bool = True) -> str:
     return f"{name} {format_bytes(host.used)} of {format_bytes(host.limit)}{part}"
 
 
-def _bar(used: int | None, total: int | None, width: int = 12) -> Text:
-    if used is None or not total:
-        return Text("-")
-    share = min(1.0, max(0.0, used / total))
-    full = round(share * width)
-    style = "red" if share > 0.9 else "yellow" if share > 0.7 else "green"
-    return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"))
+def _bar(used: int | None, total: int | None) -> Text:
+    return Text("-") if used is None or not total else draw_share(used / total)
 
 
 def draw_chart(held: Sequence[tuple[float, int]], limit: int | None, columns: int, rows: int = _ROWS) -> Iterator[Text]:
