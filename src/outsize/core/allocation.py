@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from outsize.core.noun import Known, Noun
 
@@ -124,8 +124,6 @@ class Replay(Noun):
     """Where it ran out, None if it did not; the replay ends there."""
     known: Known
     """How the reserved bytes are known: exact if no choice depended on an address that had to be assumed."""
-
-    derived: ClassVar[tuple[str, ...]] = ("fragmentation",)
 
     @property
     def fragmentation(self) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
 
 from outsize.core.errors import InputError
 from outsize.core.noun import Noun
@@ -32,8 +31,6 @@ class Card(Noun):
     """CUDA compute capability; None for other makers."""
     common: bool = False
     """True if `outsize size` lists it by default."""
-
-    derived: ClassVar[tuple[str, ...]] = ("usable",)
 
     @property
     def usable(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from outsize.core.noun import Noun
 
@@ -42,8 +41,6 @@ class Contents(Noun):
     """Bytes of memory that can be had here now."""
     notes: tuple[str, ...] = ()
     """What a user should know, a sentence each."""
-
-    derived: ClassVar[tuple[str, ...]] = ("bytes", "fits")
 
     @property
     def bytes(self) -> int:

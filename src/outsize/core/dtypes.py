@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from outsize.core.errors import InputError
 from outsize.core.noun import Noun
@@ -27,8 +27,6 @@ class DType(Noun):
     """Bits of one element as stored; packed types have fewer than 8."""
     kind: Literal["bool", "int", "uint", "float", "complex", "text", "bytes", "time", "struct"]
     """Family of the type."""
-
-    derived: ClassVar[tuple[str, ...]] = ("itemsize",)
 
     @property
     def itemsize(self) -> int | None:

@@ -51,8 +51,6 @@ class Layers(Noun):
     line: str = ""
     """The line of code (in a backward pass the module) whose allocation made this moment the highest; empty if unknown."""
 
-    derived: ClassVar[tuple[str, ...]] = ("total",)
-
     @property
     def total(self) -> int:
         """Bytes of all kinds together."""
@@ -133,8 +131,6 @@ class Loading(Noun):
     """Bytes of samples that workers hold while they put a batch together."""
     processes: int
     """Bytes of the workers themselves."""
-
-    derived: ClassVar[tuple[str, ...]] = ("total",)
 
     @property
     def total(self) -> int:
@@ -233,7 +229,7 @@ class Footprint(Noun):
     printed: tuple[str, ...] = ()
     """Lines that the script printed, where one was followed."""
 
-    derived: ClassVar[tuple[str, ...]] = ("fragmentation",)
+    said_twice: ClassVar[tuple[str, ...]] = ("amounts",)
 
     @property
     def fragmentation(self) -> int:
@@ -291,8 +287,6 @@ class Receipt(Noun):
     """As projected: on the device with its context, or resident on the host."""
     measured_use: int | None = None
     """Peak that was measured."""
-
-    derived: ClassVar[tuple[str, ...]] = ("allocated_error", "reserved_error", "use_error", "held")
 
     @property
     def allocated_error(self) -> float | None:

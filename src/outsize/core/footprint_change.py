@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from outsize.core.errors import InputError
 from outsize.core.footprint import Amount, Footprint
@@ -21,8 +20,6 @@ class Change(Noun):
     """Bytes in the baseline."""
     after: int
     """Bytes now."""
-
-    derived: ClassVar[tuple[str, ...]] = ("bytes",)
 
     @property
     def bytes(self) -> int:
@@ -50,8 +47,6 @@ class FootprintChange(Noun):
     """The same by module."""
     lines: tuple[Change, ...]
     """The same by line of code."""
-
-    derived: ClassVar[tuple[str, ...]] = ("grew", "culprit")
 
     @property
     def grew(self) -> bool:

@@ -37,8 +37,6 @@ class Limit(Noun):
     source: str
     """Where it was read: a file or a call."""
 
-    derived: ClassVar[tuple[str, ...]] = ("available",)
-
     @property
     def available(self) -> int:
         """What this limit still leaves."""
@@ -77,8 +75,6 @@ class PoolReading(Noun):
     """The source of the reading."""
     notes: tuple[str, ...] = ()
     """What else a user should know, a sentence each."""
-
-    derived: ClassVar[tuple[str, ...]] = ("biting",)
 
     @property
     def biting(self) -> Limit | None:
@@ -134,6 +130,8 @@ class Budget(Noun):
         """Budget of a pool in bytes, None where it has none."""
         return next((a.bytes for a in self.allowances if a.pool == pool), None)
 
+    said_twice: ClassVar[tuple[str, ...]] = ("host", "disk")
+
     @property
     def host(self) -> int | None:
         """Budget of host RAM in bytes."""
@@ -180,6 +178,8 @@ class Reading(Noun):
     """What could not be read and why."""
     frameworks: tuple[Arena, ...] = ()
     """What frameworks in this process have taken by themselves."""
+
+    said_twice: ClassVar[tuple[str, ...]] = ("pools",)
 
     @property
     def pools(self) -> tuple[PoolReading, ...]:

@@ -51,8 +51,8 @@ class Noun:
 
     __slots__ = ()
 
-    derived: ClassVar[tuple[str, ...]] = ()
-    """Names of the properties that belong in JSON beside the fields."""
+    said_twice: ClassVar[tuple[str, ...]] = ()
+    """Names of the properties that are left out of JSON, because fields or other properties say the same."""
 
     def __str__(self) -> str:
         drawn = _drawing()(self, "text") if _drawing else None
@@ -107,9 +107,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def to_plain(value: Any) -> Any:
     """Nouns, enums, tuples and paths as JSON-ready data; infinity and NaN, which JSON lacks, become words."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in dataclasses.fields(value) if field.repr]
-        names += [name for name in getattr(value, "derived", ()) if name not in names]
-        return {name: to_plain(getattr(value, name)) for name in names}
+        return {name: to_plain(getattr(value, name)) for name in _names(type(value))}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -125,6 +123,18 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return str(value)
     return repr(value)
+
+
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    """What plain data have of a dataclass: its fields, and of a noun its properties too."""
+    names = [field.name for field in dataclasses.fields(kind) if field.repr]
+    if issubclass(kind, Noun):
+        found = [
+            name for base in reversed(kind.__mro__) for name, one in vars(base).items() if isinstance(one, property)
+        ]
+        names += [name for name in dict.fromkeys(found) if name not in (*names, *kind.said_twice)]
+    return tuple(names)
 
 
 N = TypeVar("N", bound=Noun)

@@ -37,8 +37,6 @@ class Level(Noun):
     rate: float
     """Bytes or operations a second that it can do."""
 
-    derived: ClassVar[tuple[str, ...]] = ("seconds",)
-
     @property
     def seconds(self) -> float:
         """Time this level alone would take."""
@@ -74,17 +72,15 @@ class Step(Noun):
     levels: tuple[Level, ...] = ()
     """Traffic and floor per level of the machine, where a device takes part."""
 
-    derived: ClassVar[tuple[str, ...]] = ("distance", "binds")
+    @property
+    def distance(self) -> float | None:
+        """Bytes moved / floor: 1.0 is the best possible."""
+        return None if not self.floor else (self.read + self.written) / self.floor
 
     @property
     def binds(self) -> str | None:
         """The level that takes longest: no schedule of this traffic is faster. None without levels."""
         return max(self.levels, key=lambda level: level.seconds).name if self.levels else None
-
-    @property
-    def distance(self) -> float | None:
-        """Bytes moved / floor: 1.0 is the best possible."""
-        return None if not self.floor else (self.read + self.written) / self.floor
 
     def peak(self, pool: Pool) -> int:
         """Projected peak in a pool in bytes."""
@@ -114,12 +110,12 @@ class Plan(Noun):
     floor: int | None = None
     """Fewest bytes that any schedule of the whole could move inside this budget, None if no bound is known."""
 
-    derived: ClassVar[tuple[str, ...]] = ("fits", "read", "written", "distance")
+    said_twice: ClassVar[tuple[str, ...]] = ("pool",)
 
     @property
-    def distance(self) -> float | None:
-        """Bytes that the whole moves / floor: 1.0 is the best possible."""
-        return None if not self.floor else (self.read + self.written) / self.floor
+    def fits(self) -> bool:
+        """True where every pool's projected peak is inside its budget."""
+        return all(self.peak(allowance.pool) <= allowance.bytes for allowance in self.budgets)
 
     @property
     def read(self) -> int:
@@ -132,6 +128,11 @@ class Plan(Noun):
         return sum(step.written for step in self.steps)
 
     @property
+    def distance(self) -> float | None:
+        """Bytes that the whole moves / floor: 1.0 is the best possible."""
+        return None if not self.floor else (self.read + self.written) / self.floor
+
+    @property
     def pool(self) -> Pool:
         """The pool that the plan is about, whose budget comes first: the card's for a step on a card."""
         return self.budgets[0].pool if self.budgets else HOST
@@ -140,11 +141,6 @@ class Plan(Noun):
         """Projected peak in bytes, in the pool that the plan is about unless another is named."""
         pool = pool or self.pool
         return max((step.peak(pool) for step in self.steps), default=0)
-
-    @property
-    def fits(self) -> bool:
-        """True where every pool's projected peak is inside its budget."""
-        return all(self.peak(allowance.pool) <= allowance.bytes for allowance in self.budgets)
 
     def check(self) -> None:
         """Raise a `BudgetError` that names the worst step and the smallest budget that works; return if it fits."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from outsize.core.noun import Noun
 
@@ -50,8 +49,6 @@ class Simulation(Noun):
     """Share of the time in which storage was what tasks waited for."""
     price: float | None = None
     """What an hour of a worker costs, None where nobody said."""
-
-    derived: ClassVar[tuple[str, ...]] = ("cost", "limited_by")
 
     @property
     def cost(self) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from outsize.core.allocation import Take
 from outsize.core.memory import Part
@@ -27,8 +27,6 @@ class Place(Noun):
     """How `capacity` is known: exact for this machine now, estimate for a card."""
     reason: str = ""
     """What sets the capacity."""
-
-    derived: ClassVar[tuple[str, ...]] = ("fits",)
 
     @property
     def fits(self) -> bool | None:
@@ -68,8 +66,6 @@ class Sizing(Noun):
     """Each axis halved, for a single tensor."""
     advice: tuple[str, ...]
     """What to do next, a sentence each."""
-
-    derived: ClassVar[tuple[str, ...]] = ("bytes", "elements", "fits")
 
     @property
     def bytes(self) -> int:

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from outsize.core.dtypes import DType, parse_dtype
 from outsize.core.errors import InputError
@@ -24,8 +24,6 @@ class Spec(Noun):
     """Lengths of the axes; () is a scalar."""
     dtype: DType
     """Element type."""
-
-    derived: ClassVar[tuple[str, ...]] = ("elements", "bytes")
 
     @classmethod
     def of(cls, shape: Iterable[Any] | int, dtype: Any = "float32") -> Spec:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from outsize.core.noun import Noun
 from outsize.core.plan import Plan
@@ -38,8 +37,6 @@ class Precision(Noun):
     value."""
     smallest: float | None
     """Smallest magnitude above zero before the cast; None if there is none or it was not measured."""
-
-    derived: ClassVar[tuple[str, ...]] = ("exact",)
 
     @property
     def exact(self) -> bool:
@@ -77,8 +74,6 @@ class Conversion(Noun):
     """What it was to hold, read and write."""
     measured: int | None = None
     """The most that the process held beyond what it held before; None where nobody measured."""
-
-    derived: ClassVar[tuple[str, ...]] = ("saved",)
 
     @property
     def saved(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from outsize.core.noun import Known, Noun
 
@@ -62,8 +61,6 @@ class Factoring(Noun):
     """What was decomposed."""
     target: str | None = None
     """What was written."""
-
-    derived: ClassVar[tuple[str, ...]] = ("ratio", "rate")
 
     @property
     def ratio(self) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from outsize.core.memory import Part, Pool
 from outsize.core.noun import Known, Noun
@@ -35,8 +34,6 @@ class MeasuredPeak(Noun):
     """Where the program was then, as `test_big.py:12 in test_sum`; None if nobody looked."""
     holders: tuple[Part, ...] = ()
     """The largest arrays and tensors then, the largest first."""
-
-    derived: ClassVar[tuple[str, ...]] = ("fits",)
 
     @property
     def fits(self) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from outsize.core.contents import StoredArray
 from outsize.core.noun import Noun
@@ -26,8 +25,6 @@ class Outcome(Noun):
     """How long each step of the plan took; empty where that was not asked for."""
     resumed: int = 0
     """Bytes that an earlier, interrupted run had already moved."""
-
-    derived: ClassVar[tuple[str, ...]] = ("fits", "read", "written", "projected", "distance", "rate")
 
     @property
     def fits(self) -> bool:

@@ -7,7 +7,6 @@ the head's `started`. Bytes are whole numbers and None is "not known here".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from outsize.core.memory import Holder, Reading
 from outsize.core.noun import Noun
@@ -34,8 +33,6 @@ class ProcessSample(Noun):
     """Bytes of it that are in swap."""
     uss: int | None = None
     """Bytes that would be free if it ended; None where it was not read this time."""
-
-    derived: ClassVar[tuple[str, ...]] = ("rss",)
 
     @property
     def rss(self) -> int:
@@ -223,14 +220,12 @@ class Recording(Noun):
     complete: bool = True
     """False where the end was cut off: a full disk, a kill."""
 
-    derived: ClassVar[tuple[str, ...]] = ("peak", "seconds")
+    @property
+    def peak(self) -> Sample | None:
+        """The sample at which the processes held the most RAM."""
+        return max(self.samples, key=lambda sample: sample.host.anonymous + sample.host.shared, default=None)
 
     @property
     def seconds(self) -> float:
         """How long it was watched."""
         return self.samples[-1].time if self.samples else 0.0
-
-    @property
-    def peak(self) -> Sample | None:
-        """The sample at which the processes held the most RAM."""
-        return max(self.samples, key=lambda sample: sample.host.anonymous + sample.host.shared, default=None)

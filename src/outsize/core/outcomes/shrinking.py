@@ -48,8 +48,6 @@ class ShrinkSet(Noun):
     healed: float | None = None
     """Loss after the healing steps; None where there were none."""
 
-    derived: ClassVar[tuple[str, ...]] = ("best_loss", "likely_loss")
-
     @property
     def best_loss(self) -> float:
         """After healing, where it was healed."""
@@ -95,7 +93,7 @@ class Shrinking(Noun):
     notes: tuple[str, ...] = ()
     """What a user should know, a sentence each."""
 
-    derived: ClassVar[tuple[str, ...]] = ("fits", "allowed", "share")
+    said_twice: ClassVar[tuple[str, ...]] = ("cheapest",)
 
     @property
     def fits(self) -> bool:

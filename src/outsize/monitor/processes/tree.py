@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import ClassVar
 
 from outsize.core.noun import Noun
 
@@ -49,8 +48,6 @@ class TreeReading(Noun):
     """Seconds since the epoch."""
     processes: tuple[ProcessReading, ...]
     """The root first; those that have ended and were not waited for are among them."""
-
-    derived: ClassVar[tuple[str, ...]] = ("bytes",)
 
     @property
     def bytes(self) -> int:
