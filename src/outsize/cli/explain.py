@@ -50,7 +50,7 @@ def _explain(args: argparse.Namespace) -> Diagnosis:
         raise InputError(f"{path} is a folder: give the log, message or snapshot in it")
     if not os.path.exists(path):  # a message is too long for a name, which pathlib raises on
         diagnosis = explain(args.file, here=args.here)
-        if diagnosis.failure is None:
+        if diagnosis.cause is None:
             raise InputError(
                 f"no such file, and no out-of-memory message: {args.file}; to explain a long text, pipe it in: "
                 "... | outsize explain -"

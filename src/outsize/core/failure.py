@@ -91,6 +91,8 @@ class CauseName(enum.StrEnum):
 
     IMPOSSIBLE = "impossible request"
     """More bytes than any machine can address."""
+    NOT_MEMORY = "not a lack of memory"
+    """Another resource ran out, or something broke; the diagnosis then has no failure."""
     WARNING = "warning only"
     """A warning of an allocator; the program goes on."""
     BROADCAST = "broadcast explosion"
@@ -151,7 +153,7 @@ class Diagnosis(Noun):
     failure: Failure | None
     """What the message says; None where it is not an out-of-memory failure."""
     cause: Cause | None
-    """The cause, or the likeliest candidate."""
+    """The cause, or the likeliest candidate; None where nothing is known of the text."""
     candidates: tuple[Cause, ...] = ()
     """Other causes that the evidence leaves open, likeliest first."""
     evidence: tuple[Evidence, ...] = ()

@@ -1,7 +1,8 @@
 """`explain`: an exception, a message, a log, a snapshot -> a `Diagnosis`.
 
 An exception happened here, so the machine is read; a text may come from anywhere, so the machine stays out of it unless
-`here` says otherwise. Where a text is no out-of-memory message the diagnosis has no failure, and nothing is made up.
+`here` says otherwise. Where a text is no out-of-memory message the diagnosis has no failure: its cause says what it is instead,
+where that is known, and nothing is made up.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from outsize.failure.case import Case, process_settings
 from outsize.failure.causes.find import find_causes
 from outsize.failure.evidence import find_evidence
 from outsize.failure.message import read
+from outsize.failure.otherwise import find_otherwise
 from outsize.failure.remedies.find import find_remedies
 from outsize.machine import memory
 
 NOTHING = Diagnosis(failure=None, cause=None)
-"""What is said of a text that is no out-of-memory message."""
+"""What is said of a text that is no out-of-memory message, nor anything that is taken for one."""
 
 
 def explain(
@@ -73,7 +75,7 @@ def explain_exception(error: BaseException, *, here: bool = True) -> Diagnosis:
 
 def _diagnose_message(failure: Failure | None, text: str, here: bool) -> Diagnosis:
     if failure is None:
-        return NOTHING
+        return find_otherwise(text) or NOTHING
     if not here:
         return diagnose(Case(failure=failure, text=text))
     watched = "OUTSIZE_RUN_FOLDER" in os.environ

@@ -25,6 +25,7 @@ Maker = Callable[[Case], Iterator[Remedy]]
 
 REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
     CauseName.IMPOSSIBLE: (tensor.check_length,),
+    CauseName.NOT_MEMORY: (),
     CauseName.WARNING: (),
     CauseName.BROADCAST: (tensor.keep_sparse, tensor.fewer_rows, tensor.other_operands),
     CauseName.LARGER_THAN_DEVICE: (tensor.fewer_at_once, tensor.smaller_tensor, device.train_smaller, device.shorter_requests),
