@@ -20,16 +20,13 @@ class Codec(Protocol):
     @property
     def name(self) -> str:
         """In a few words: `int8`."""
-        ...
 
     @property
     def trains(self) -> tuple[str, ...]:
         """Parts that an optimizer may change. Scales are not among them: a step that suits weights is too long for scales."""
-        ...
 
     def decode(self, stored: dict[str, Any]) -> Any:
         """The tensor again, nearly."""
-        ...
 
 
 def derive(module: Any, name: str, codec: Codec, stored: dict[str, Any]) -> None:

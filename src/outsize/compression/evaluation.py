@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from outsize.compression.hooks import evaluating, hooked
 from outsize.compression.method import Subject
 from outsize.core.errors import InputError
 from outsize.model.fitting.user_errors import in_users_code
@@ -75,30 +76,21 @@ def evaluate(model: Any, subject: Subject) -> Measured:
     """The loss of a model on the subject's data; the model is left as it was."""
     import torch
 
-    modes = [(module, module.training) for module in model.modules()]
     found: list[tuple[float, float]] = []
     fastest = math.inf
-    model.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng():
-            for batch in subject.batches:
-                torch.manual_seed(0)
-                began = time.perf_counter()
-                found.append(_as_numbers(subject.loss(model, batch)))
-                fastest = min(fastest, time.perf_counter() - began)
-    finally:
-        for module, training in modes:
-            module.training = training
+    with evaluating(model), torch.no_grad(), torch.random.fork_rng():
+        for batch in subject.batches:
+            torch.manual_seed(0)
+            began = time.perf_counter()
+            found.append(_as_numbers(subject.loss(model, batch)))
+            fastest = min(fastest, time.perf_counter() - began)
     return _as_measured(found, fastest)
 
 
 def evaluate_hooked(subject: Subject, hooks: Collection[Any]) -> Measured:
     """The loss of the user's model, seen by these hooks, which go afterwards."""
-    try:
+    with hooked(hooks):
         return evaluate(subject.model, subject)
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def join(measured: Iterable[Measured]) -> Measured:
@@ -154,10 +146,7 @@ def first_call(subject: Subject) -> tuple[tuple[Any, ...], dict[str, Any]] | Non
     def look(module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         found.append((inputs, named))
 
-    handle = subject.model.register_forward_pre_hook(look, with_kwargs=True)
-    try:
-        with torch.no_grad(), torch.random.fork_rng():
-            subject.loss(subject.model, subject.batches[0])
-    finally:
-        handle.remove()
+    hooks = [subject.model.register_forward_pre_hook(look, with_kwargs=True)]
+    with hooked(hooks), torch.no_grad(), torch.random.fork_rng():
+        subject.loss(subject.model, subject.batches[0])
     return found[0] if found else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterator
 from typing import Any
 
 from outsize.compression.structure import apply_difference
@@ -61,19 +60,14 @@ def _export(model: Any, call: Any, name: str) -> Any:
         model.train(was)
 
 
-def _tensors(model: Any) -> Iterator[tuple[str, Any]]:
-    """All parameters and buffers that are saved, under all their names."""
-    state = model.state_dict(keep_vars=True)
-    yield from state.items()
-
-
 def _save_tensors(model: Any, name: str, difference: list[dict[str, Any]]) -> None:
     from safetensors.torch import save_file
     from torch.nn import Parameter
 
     first: dict[int, str] = {}
     tensors, same = {}, {}
-    for key, tensor in _tensors(model):
+    state = model.state_dict(keep_vars=True)  # all parameters and buffers that are saved, under all their names
+    for key, tensor in state.items():
         if hasattr(tensor, "__tensor_flatten__"):
             raise InputError(f"{key} is a {type(tensor).__name__}, which .safetensors does not hold: save it as .pt")
         if id(tensor) in first:
@@ -83,7 +77,7 @@ def _save_tensors(model: Any, name: str, difference: list[dict[str, Any]]) -> No
             tensors[key] = tensor.detach().contiguous().clone() if _is_part(tensor) else tensor.detach().contiguous()
     beside = f"{name}.{os.getpid()}.tmp"
     try:
-        frozen = [key for key, tensor in _tensors(model) if isinstance(tensor, Parameter) and not tensor.requires_grad]
+        frozen = [key for key, tensor in state.items() if isinstance(tensor, Parameter) and not tensor.requires_grad]
         said = {"difference": difference, "same": same, "frozen": frozen}
         save_file(tensors, beside, metadata={KEY: json.dumps(said), "format": "pt"})
         os.replace(beside, name)

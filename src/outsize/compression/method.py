@@ -4,7 +4,7 @@ A method looks at a model and offers candidates: one place (`site`) and one leve
 The search applies candidates to copies, counts the bytes that are left and measures the loss on the user's data. So a method
 declares neither bytes nor loss: it only says what can be done, and does it.
 
-To add a method: a class with the names below in a file of `methods/` (or a folder beside it), and a line in `METHODS` of
+To add a method: a class made from `Method` in a file of `methods/` (or a folder beside it), and a line in `METHODS` of
 `methods/__init__.py`. Rules that `apply` keeps:
 
 - The model that it gets is a copy whose modules are new and whose tensors are those of the user's model. Put new parameters and
@@ -17,13 +17,14 @@ To add a method: a class with the names below in a file of `methods/` (or a fold
 
 from __future__ import annotations
 
+import abc
 import enum
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from outsize.compression.weights import count_bytes
-from outsize.core.failure import Exactness
 
 
 class Stage(enum.IntEnum):
@@ -77,49 +78,29 @@ class Candidate:
     """The same place and level fitted to other batches, one for each part of the data (`judge.py`), on which it is judged."""
 
 
-class Method(Protocol):
-    """A way to make a model smaller. The properties may be plain attributes of the class."""
+class Method(abc.ABC):
+    """A way to make a model smaller. What most of them say stands here."""
 
-    @property
-    def name(self) -> str:
-        """One word or two, which `methods=` takes."""
-        ...
+    name: str
+    """One word or two, which `methods=` takes."""
+    stage: Stage
+    """When its candidates are applied."""
+    needs: str
+    """What the model must have, in a few words."""
+    trains = True
+    """True where a model can be trained further with what it leaves."""
+    fitted = False
+    """True where its candidates are fitted to the data: they are judged on batches to which they were not."""
 
-    @property
-    def exactness(self) -> Exactness:
-        """What it does to results."""
-        ...
-
-    @property
-    def saves(self) -> str:
-        """What it saves, in a few words."""
-        ...
-
-    @property
-    def costs(self) -> str:
-        """What it costs, in a few words."""
-        ...
-
-    @property
-    def needs(self) -> str:
-        """What the model must have, in a few words."""
-        ...
-
-    @property
-    def loads(self) -> str:
-        """What a process needs to load the result, beside torch and the model's own code."""
-        ...
-
-    @property
-    def trains(self) -> bool:
-        """True where a model can be trained further with what it leaves."""
-        ...
-
-    @property
-    def fitted(self) -> bool:
-        """True where its candidates are fitted to the data: they are judged on batches to which they were not."""
-        ...
-
+    @abc.abstractmethod
     def candidates(self, subject: Subject) -> list[Candidate]:
         """What can be done, for each site the gentlest level first; empty where the model lacks what the method needs."""
-        ...
+
+    def candidate(
+        self, site: str, level: str, touches: Iterable[str], apply: Callable[..., Any], **options: Any
+    ) -> Candidate:
+        """One of this method; `apply` gets the model and the options."""
+        return Candidate(
+            method=self.name, site=site, level=level, stage=self.stage, touches=frozenset(touches),
+            apply=functools.partial(apply, **options),
+        )  # fmt: skip

@@ -76,9 +76,9 @@ def sites_of(model: Any) -> list[Site]:
     return [*large, Site("small layers", tuple(small))] if small else large
 
 
-def modules_of(model: Any, *kinds: type) -> dict[str, Any]:
-    """Name -> module, of the modules of exactly these classes: a class made from them may compute something else."""
-    return {name: module for name, module in model.named_modules() if type(module) in kinds}
+def holders_of(model: Any) -> list[str]:
+    """Names of all modules that hold parameters themselves."""
+    return [name for name, module in model.named_modules() if own_parameters(module)]
 
 
 def get(model: Any, name: str) -> Any | None:

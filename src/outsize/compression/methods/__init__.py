@@ -23,8 +23,8 @@ METHODS: tuple[Method, ...] = (
     TuckerConvolution(),
     *(Precision(name) for name in ("bf16", "float8", "int8", "int4")),
     Lora(),
-    State("state8", 8),
-    State("state4", 4),
+    State(8),
+    State(4),
 )
 """In the order in which they are applied."""
 BY_NAME = ("vocabulary", "lora")

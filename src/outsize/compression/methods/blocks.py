@@ -9,39 +9,28 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from outsize.compression.evaluation import evaluate_hooked
-from outsize.compression.method import Candidate, Stage, Subject
+from outsize.compression.method import Candidate, Method, Stage, Subject
 from outsize.compression.skipped import make_skipped
 from outsize.compression.weights import get, own_parameters, put
-from outsize.core.failure import Exactness
 
 
-@dataclass(frozen=True)
-class DropBlocks:
+class DropBlocks(Method):
     """Blocks left out by their measured contribution."""
 
     name = "drop blocks"
-    exactness = Exactness.APPROXIMATE
-    trains = True
-    fitted = False
-    saves = "weights, activations and time of whole blocks"
-    costs = "what the block added"
+    stage = Stage.BLOCKS
     needs = "two blocks or more of one class in a ModuleList or Sequential, whose output has the shape of their input"
-    loads = "nothing, where the model goes through its list of blocks"
 
     def candidates(self, subject: Subject) -> list[Candidate]:
         outputs = _outputs(subject)
         return [
-            Candidate(
-                method=self.name, site=name, level="left out", stage=Stage.BLOCKS, touches=_inside(name, block),
-                apply=functools.partial(leave_out, name=name, gives_tuple=outputs[name]),
-            )
+            self.candidate(name, "left out", _inside(name, block), leave_out, name=name, gives_tuple=outputs[name])
             for name, block in find_blocks(subject.model)
             if name in outputs
-        ]  # fmt: skip
+        ]
 
 
 def find_blocks(model: Any) -> Iterator[tuple[str, Any]]:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from outsize.compression.method import Candidate, Stage, Subject
+from outsize.compression.method import Candidate, Method, Stage, Subject
 from outsize.compression.pruning.axes import Dim
 from outsize.compression.pruning.choose import Shrinking
 from outsize.compression.pruning.prune import LEAST
 from outsize.compression.pruning.scores import by_loss
 from outsize.compression.pruning.structure import Structure, find_structure
 from outsize.compression.pruning.verify import settle, stirred
-from outsize.core.failure import Exactness
 
 SHARES = (0.85, 0.7, 0.5, 0.3)
 """Levels: bytes that are left of the tensors of a site."""
@@ -26,18 +24,13 @@ BATCHES = 8
 """Batches on which indices are scored."""
 
 
-@dataclass(frozen=True)
-class Channels:
+class Channels(Method):
     """Channels and heads that really leave."""
 
     name = "prune"
-    exactness = Exactness.APPROXIMATE
-    trains = True
+    stage = Stage.CHANNELS
     fitted = True
-    saves = "weights, activations, optimizer state and multiplications"
-    costs = "what the channels and heads that leave knew"
     needs = "channels or heads that are not normalised as a whole; the others are named by prune"
-    loads = "nothing; Outsize where heads left a torch.nn.MultiheadAttention"
 
     def candidates(self, subject: Subject) -> list[Candidate]:
         run = functools.partial(_run, subject)
@@ -48,7 +41,7 @@ class Channels:
         weights = structure.weights(opened)
         found = []
         for site, dims in sites(structure):
-            touches = frozenset().union(*(structure.modules(dim) for dim in dims))
+            touches = set().union(*(structure.modules(dim) for dim in dims))
             last: dict[Dim, Any] = {}
             for share in SHARES:
                 plan = Shrinking(weights, scores, dims, LEAST)
@@ -59,12 +52,8 @@ class Channels:
                 if not kept or (kept.keys() == last.keys() and all((kept[dim] == last[dim]).all() for dim in kept)):
                     continue
                 last = kept
-                found.append(
-                    Candidate(
-                        method=self.name, site=site, level=f"to {share:.0%}", stage=Stage.CHANNELS, touches=touches,
-                        apply=functools.partial(structure.prune, kept=kept, fixes=tuple(structure.fixes)),
-                    )
-                )  # fmt: skip
+                fixes = tuple(structure.fixes)
+                found.append(self.candidate(site, f"to {share:.0%}", touches, structure.prune, kept=kept, fixes=fixes))
         return found
 
 

@@ -7,13 +7,11 @@ The factors are the best for the outputs on the user's data, not for the weights
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
-from outsize.compression.method import Candidate, Stage, Subject
+from outsize.compression.method import Candidate, Method, Stage, Subject
 from outsize.compression.moments import input_moments, roots_of
 from outsize.compression.weights import put
-from outsize.core.failure import Exactness
 from outsize.model.torch_port.objects import parameter_table
 
 SHARES = (0.75, 0.5, 0.25)
@@ -22,18 +20,13 @@ LEAST = 16
 """Inputs and outputs that a layer must have at least: below that factors save nothing worth a second layer."""
 
 
-@dataclass(frozen=True)
-class LowRank:
+class LowRank(Method):
     """Low-rank factors of `Linear` layers."""
 
     name = "low-rank"
-    exactness = Exactness.APPROXIMATE
-    trains = True
+    stage = Stage.FACTORS
     fitted = True
-    saves = "weights, and multiplications"
-    costs = "what lies outside the kept directions, and a second call"
     needs = f"Linear layers of at least {LEAST} inputs and outputs whose weights are not shared"
-    loads = "nothing"
 
     def candidates(self, subject: Subject) -> list[Candidate]:
         layers = {
@@ -46,11 +39,8 @@ class LowRank:
             cut = Cut(weight, rank_for(weight.shape, SHARES[0]), moments.get(name))
             for rank in dict.fromkeys(rank_for(weight.shape, share) for share in SHARES):
                 found.append(
-                    Candidate(
-                        method=self.name, site=name, level=f"rank {rank}", stage=Stage.FACTORS, touches=frozenset([name]),
-                        apply=functools.partial(replace_linear, name=name, rank=rank, cut=cut),
-                    )
-                )  # fmt: skip
+                    self.candidate(name, f"rank {rank}", [name], replace_linear, name=name, rank=rank, cut=cut)
+                )
         return found
 
 

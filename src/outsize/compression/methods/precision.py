@@ -7,49 +7,31 @@ its int4 only on cards (0.18 says "Requires mslk" on a CPU). These serve every l
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from outsize.compression.codecs import Grouped, Narrow, RowScaled
 from outsize.compression.derived import as_parameters, derive
-from outsize.compression.method import Candidate, Stage, Subject
+from outsize.compression.method import Candidate, Method, Stage, Subject
 from outsize.compression.weights import Site, get, own_parameters, sites_of
-from outsize.core.failure import Exactness
 from outsize.model.torch_port.objects import parameter_table
 
-BITS = {"bf16": 16, "float8": 8, "int8": 8, "int4": 4}
 
-
-@dataclass(frozen=True)
-class Precision:
+class Precision(Method):
     """Weights in one narrower format."""
 
-    name: str
-    exactness = Exactness.APPROXIMATE
-    fitted = False
-    costs = "rounding of the weights, and time to decode them"
+    stage = Stage.PRECISION
     needs = "floating-point parameters that are wider"
-    loads = "outsize; an exported program (torch.export) needs torch alone"
 
-    @property
-    def trains(self) -> bool:
-        return self.name == "bf16"  # whole numbers have no gradient
-
-    @property
-    def saves(self) -> str:
-        return f"weights at {BITS[self.name]} bits"
+    def __init__(self, name: str) -> None:
+        self.name, self.trains = name, name == "bf16"  # whole numbers have no gradient
 
     def candidates(self, subject: Subject) -> list[Candidate]:
         return [
-            Candidate(
-                method=self.name, site=site.name, level=self.name, stage=Stage.PRECISION, touches=frozenset(site.modules),
-                apply=functools.partial(keep_narrow, names=site.modules, kind=self.name),
-            )
+            self.candidate(site.name, self.name, site.modules, keep_narrow, names=site.modules, kind=self.name)
             for site in sites_of(subject.model)
             if any(_codec(tensor, self.name) for tensor in _own(subject.model, site))
-        ]  # fmt: skip
+        ]
 
 
 def _own(model: Any, site: Site) -> list[Any]:

@@ -5,41 +5,24 @@ Offered where bytes of training count. What it costs is seen in training alone (
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
 from typing import Any
 
-from outsize.compression.method import Candidate, Stage, Subject
+from outsize.compression.method import Candidate, Method, Stage, Subject
 from outsize.compression.training_bytes import BITS
-from outsize.compression.weights import own_parameters
-from outsize.core.failure import Exactness
+from outsize.compression.weights import holders_of
 
 
-@dataclass(frozen=True)
-class State:
+class State(Method):
     """Optimizer state in so many bits."""
 
-    name: str
-    bits: int
-    exactness = Exactness.APPROXIMATE
-    fitted = False
-    trains = True
-    costs = "updates differ from those of the whole state, which only a training shows (heal=)"
+    stage = Stage.STATE
     needs = "an optimizer that treats parameters one by one"
-    loads = "nothing"
 
-    @property
-    def saves(self) -> str:
-        return f"optimizer state at {self.bits} bits"
+    def __init__(self, bits: int) -> None:
+        self.bits, self.name = bits, f"state{bits}"
 
     def candidates(self, subject: Subject) -> list[Candidate]:
-        touched = frozenset(name for name, module in subject.model.named_modules() if own_parameters(module))
-        return [
-            Candidate(
-                method=self.name, site="", level=f"{self.bits} bits", stage=Stage.STATE, touches=touched,
-                apply=functools.partial(set_bits, bits=self.bits),
-            )
-        ]  # fmt: skip
+        return [self.candidate("", f"{self.bits} bits", holders_of(subject.model), set_bits, bits=self.bits)]
 
 
 def set_bits(model: Any, bits: int) -> Any:

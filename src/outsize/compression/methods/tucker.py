@@ -7,14 +7,11 @@ to the layer up to rounding.
 
 from __future__ import annotations
 
-import functools
 import math
-from dataclasses import dataclass
 from typing import Any
 
-from outsize.compression.method import Candidate, Stage, Subject
+from outsize.compression.method import Candidate, Method, Stage, Subject
 from outsize.compression.weights import get, put
-from outsize.core.failure import Exactness
 
 SHARES = (0.75, 0.5, 0.25)
 """Levels: bytes of the factors as a share of the layer's."""
@@ -22,18 +19,12 @@ LEAST = 8
 """Channels that a layer must have at least on either side."""
 
 
-@dataclass(frozen=True)
-class TuckerConvolution:
+class TuckerConvolution(Method):
     """Tucker factors of convolutions."""
 
     name = "tucker"
-    exactness = Exactness.APPROXIMATE
-    trains = True
-    fitted = False
-    saves = "weights, and multiplications"
-    costs = "what lies outside the kept channels, and two more calls"
+    stage = Stage.FACTORS
     needs = f"convolutions without groups, of at least {LEAST} channels on either side"
-    loads = "nothing"
 
     def candidates(self, subject: Subject) -> list[Candidate]:
         found = []
@@ -43,12 +34,8 @@ class TuckerConvolution:
             for share in SHARES:
                 ranks = ranks_for(tuple(layer.weight.shape), share)
                 if min(ranks) >= 1:
-                    found.append(
-                        Candidate(
-                            method=self.name, site=name, level=f"ranks {ranks[0]} x {ranks[1]}", stage=Stage.FACTORS,
-                            touches=frozenset([name]), apply=functools.partial(replace_convolution, name=name, share=share),
-                        )
-                    )  # fmt: skip
+                    level = f"ranks {ranks[0]} x {ranks[1]}"
+                    found.append(self.candidate(name, level, [name], replace_convolution, name=name, share=share))
         return found
 
 

@@ -7,30 +7,22 @@ it, and the data must hold every token that will ever come.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 from outsize.compression.codecs import Rows
 from outsize.compression.derived import as_parameters, derive
 from outsize.compression.evaluation import evaluate_hooked
-from outsize.compression.method import Candidate, Stage, Subject
+from outsize.compression.method import Candidate, Method, Stage, Subject
 from outsize.compression.weights import get
-from outsize.core.failure import Exactness
 from outsize.model.torch_port.objects import parameter_table
 
 
-@dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(Method):
     """Embeddings without the rows that the data do not use."""
 
     name = "vocabulary"
-    exactness = Exactness.APPROXIMATE
-    trains = True
-    fitted = False
-    saves = "rows of embeddings, and of heads that share them"
-    costs = "tokens that the data do not use become one"
+    stage = Stage.ROWS
     needs = "an Embedding with rows that the data do not use"
-    loads = "outsize; an exported program (torch.export) needs torch alone"
 
     def candidates(self, subject: Subject) -> list[Candidate]:
         found = []
@@ -46,13 +38,8 @@ class Vocabulary:
                 for key, tensor in parameter_table(module).items()
                 if tensor is table.weight
             ]
-            found.append(
-                Candidate(
-                    method=self.name, site=name, level=f"{len(used):,} of {rows:,} rows", stage=Stage.ROWS,
-                    touches=frozenset(holder for holder, _ in holders),
-                    apply=functools.partial(keep_rows, holders=tuple(holders), used=used, rows=rows),
-                )
-            )  # fmt: skip
+            level, touched = f"{len(used):,} of {rows:,} rows", [holder for holder, _ in holders]
+            found.append(self.candidate(name, level, touched, keep_rows, holders=tuple(holders), used=used, rows=rows))
         return found
 
 

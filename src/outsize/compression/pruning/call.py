@@ -16,11 +16,9 @@ class Known(Protocol):
 
     def axes(self, tensor: Any) -> Axes:
         """Those of a tensor; of one that nobody made, new ones that stay whole."""
-        ...
 
     def is_weight(self, tensor: Any) -> bool:
         """True for parameters and buffers, and what is made of them only."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from outsize.compression.hooks import evaluating
 from outsize.compression.pruning.choose import Shrinking
 from outsize.compression.pruning.scores import by_loss, by_magnitude
 from outsize.compression.pruning.structure import find_structure
@@ -66,9 +67,7 @@ def prune(
     def run(other: Any) -> Any:
         return call(other, batches[0]) if loss is None else loss(other, batches[0])
 
-    training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+    with evaluating(model):
         structure = find_structure(model, run, through_norms)
         opened = structure.opened(model)
         tensors = structure.trace.tensors
@@ -88,9 +87,6 @@ def prune(
             settle(stirred(opened), structure.trace, kept, structure.fixes, run, not through_norms)
             if len(kept) == tried:
                 break
-    finally:
-        for module, mode in training:
-            module.training = mode
     small = structure.prune(model, kept, structure.fixes)
     removed = tuple(
         Removed(name=structure.name(dim), before=dim.size, after=int(np.count_nonzero(stays)))

@@ -6,7 +6,7 @@ into: new ones take the places of the old ones, and tensors of several names sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,25 +96,28 @@ def replace(model: Any, name: str, change: Callable[[Any], Any], done: dict[int,
 
 def select(tensor: Any, axes: Axes, kept: Kept) -> Any:
     """The part of a tensor that stays."""
-    import torch
-
-    for place, axis in enumerate(axes):
-        stays = kept_of(axis, kept)
-        if not stays.all():
-            tensor = tensor.index_select(place, torch.from_numpy(np.flatnonzero(stays)).to(tensor.device))
+    for place, stays in _shortened(axes, kept):
+        tensor = tensor.index_select(place, _places(stays, tensor))
     return tensor
 
 
 def masked(tensor: Any, axes: Axes, kept: Kept) -> Any:
     """The tensor with zeros for all that leaves."""
+    for place, stays in _shortened(axes, kept):
+        tensor = tensor.index_fill(place, _places(~stays, tensor), 0)
+    return tensor
+
+
+def _shortened(axes: Axes, kept: Kept) -> Iterator[tuple[int, Any]]:
+    """(place, which indices stay) of the axes that lose some."""
+    found = ((place, kept_of(axis, kept)) for place, axis in enumerate(axes))
+    return ((place, stays) for place, stays in found if not stays.all())
+
+
+def _places(chosen: Any, tensor: Any) -> Any:
     import torch
 
-    for place, axis in enumerate(axes):
-        stays = kept_of(axis, kept)
-        if not stays.all():
-            gone = torch.from_numpy(np.flatnonzero(~stays)).to(tensor.device)
-            tensor = tensor.index_fill(place, gone, 0)
-    return tensor
+    return torch.from_numpy(np.flatnonzero(chosen)).to(tensor.device)
 
 
 def put_number(module: Any, attribute: str, place: int | None, value: int) -> None:

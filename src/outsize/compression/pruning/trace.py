@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from outsize.compression.hooks import following
 from outsize.compression.pruning.axes import Axis, freeze, size_of
 from outsize.compression.pruning.call import Axes, Call, fresh
 from outsize.compression.pruning.rules import RULES, Rule, opaque, pointwise
@@ -40,13 +41,8 @@ def trace(model: Any, run: Callable[[], Any], through_norms: bool) -> Trace:
     import torch
 
     seen = _Seen(model, through_norms)
-    hooks = [hook for name, module in model.named_modules() for hook in seen.watch(name, module)]
-    try:
-        with torch.no_grad(), seen.mode():
-            run()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with following(model, seen.stack, seen.gave), torch.no_grad(), seen.mode():
+        run()
     for name, axes in seen.trace.tensors.items():
         if name not in seen.used:
             for axis in axes:
@@ -61,7 +57,7 @@ class _Seen:
         self.trace = Trace()
         self.through_norms = through_norms
         self.used: set[str] = set()
-        self._stack: list[str] = []
+        self.stack: list[str] = []
         self._known: dict[Any, tuple[Axes, bool]] = {}
         self._names: dict[Any, list[str]] = {}
         self._held: list[Any] = []
@@ -71,21 +67,13 @@ class _Seen:
             self.trace.tensors[name] = found[0]
             self._names.setdefault(_key(tensor), []).append(name)
 
-    def watch(self, name: str, module: Any) -> list[Any]:
-        """Hooks that say which module runs, and what it gave."""
-
-        def begin(*_: Any) -> None:
-            self._stack.append(name)
-
-        def end(_module: Any, _args: Any, result: Any) -> None:
-            self._stack.pop()
-            axes = [self.axes(tensor) for tensor in tensors_in(result)]
-            self.trace.outputs.append((name, axes))
-            if not name:
-                for axis in (axis for some in axes for axis in some):
-                    freeze(axis, OUTPUT)
-
-        return [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
+    def gave(self, name: str, result: Any) -> None:
+        """What a module gave; what the model itself gives stays whole."""
+        axes = [self.axes(tensor) for tensor in tensors_in(result)]
+        self.trace.outputs.append((name, axes))
+        if not name:
+            for axis in (axis for some in axes for axis in some):
+                freeze(axis, OUTPUT)
 
     def axes(self, tensor: Any) -> Axes:
         found = self._known.get(_key(tensor))
@@ -142,7 +130,7 @@ class _Seen:
             axes = [fresh(out, OUTSIDE) for out in outs]
         else:
             axes = _apply(RULES.get(name, pointwise if self.has_rule(func, name) else opaque), call)
-        inside = self.trace.inside.setdefault(self._stack[-1] if self._stack else "", {})
+        inside = self.trace.inside.setdefault(self.stack[-1] if self.stack else "", {})
         for out, found in zip(outs, axes, strict=True):
             self._known[_key(out)] = (found, weights)
         for tensor in (*tensors, *outs):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from outsize.compression.hooks import following
 from outsize.compression.pruning.axes import Axis, Dim, Kept, Product, Sum, dims_of, freeze, left_of, look, size_of
 from outsize.compression.pruning.removal import Fix, masked, remove, replace, select
 from outsize.compression.pruning.trace import Trace
@@ -111,25 +112,9 @@ def _watched(model: Any, run: Run, note: Callable[[str, Any], None], stack: list
     """Runs a model in evaluation mode from a fixed random state, and tells what each module gave."""
     import torch
 
-    def watch(name: str, module: Any) -> Iterator[Any]:
-        def begin(*_: Any) -> None:
-            stack.append(name)
-
-        def end(_module: Any, _args: Any, result: Any) -> None:
-            note(name, result)
-            stack.pop()
-
-        yield module.register_forward_pre_hook(begin)
-        yield module.register_forward_hook(end)
-
-    hooks = [hook for name, module in model.named_modules() for hook in watch(name, module)]
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            run(model)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with following(model, stack, note), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        run(model)
 
 
 def stirred(model: Any) -> Any:
