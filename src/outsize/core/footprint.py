@@ -20,8 +20,6 @@ class Moment(Noun):
     """Seconds, or the number of the event where no clock ran."""
     bytes: int
     """Bytes held then."""
-    label: str = ""
-    """What was going on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,30 +21,15 @@ from rich.console import Console, RenderableType
 from rich.rule import Rule
 from rich.text import Text
 
+from outsize.core.answers import KINDS
 from outsize.core.noun import Noun, Skin, to_plain
 from outsize.report.text.layout import make_list
 
+_ELSEWHERE = {"FitPlan": "fitting", "Receipt": "footprint"}
 DRAWINGS = {
-    "Conversion": "outsize.report.text.conversion",
-    "Diagnosis": "outsize.report.text.diagnosis",
-    "Contents": "outsize.report.text.contents",
-    "Factoring": "outsize.report.text.factoring",
-    "FitPlan": "outsize.report.text.fitting",
-    "Footprint": "outsize.report.text.footprint",
-    "FootprintChange": "outsize.report.text.footprint_change",
-    "MeasuredPeak": "outsize.report.text.measured_peak",
-    "Outcome": "outsize.report.text.outcome",
-    "Plan": "outsize.report.text.plan",
-    "ProgramRun": "outsize.report.text.program_run",
-    "Reading": "outsize.report.text.reading",
-    "Receipt": "outsize.report.text.footprint",
-    "Recording": "outsize.report.text.recording",
-    "Replay": "outsize.report.text.replay",
-    "Shrinking": "outsize.report.text.shrinking",
-    "Simulation": "outsize.report.text.simulation",
-    "Sizing": "outsize.report.text.sizing",
-}
-"""Name of the noun's class -> the module whose `draw` draws it."""
+    kind: f"outsize.report.text.{_ELSEWHERE.get(kind) or re.sub('(?<=[a-z])(?=[A-Z])', '_', kind).lower()}" for kind in KINDS
+}  # fmt: skip
+"""Name of the noun's class -> the module whose `draw` draws it: of its own name, as a rule."""
 
 _HTML = '<pre style="font-family:monospace;line-height:1.25">{code}</pre>'
 

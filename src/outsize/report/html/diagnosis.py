@@ -21,7 +21,7 @@ def lay_out(diagnosis: Diagnosis) -> Page:
     if diagnosis.remedies:
         parts.append(remedy_bars("What to do, most bytes first", diagnosis.remedies))
     if diagnosis.evidence:
-        parts.append(Grid(title="Why", columns=("", "evidence"), rows=evidence_rows(diagnosis.evidence)))
+        parts.append(Grid("Why", ("", "evidence"), evidence_rows(diagnosis.evidence)))
     if diagnosis.holders:
         parts.append(Bars(title="Who holds it", rows=bars_of(diagnosis.holders), look=0))
     if diagnosis.history is not None:
@@ -53,7 +53,6 @@ def _timeline(diagnosis: Diagnosis) -> Timeline:
     return Timeline(
         title="Memory before the failure", times=[moment.time for moment in moments], unit="s",
         layers=(Layer(name="in use", values=[moment.bytes for moment in moments]),),
-        labels=[moment.label for moment in moments] if any(moment.label for moment in moments) else (),
         limit=None if failure is None else failure.limit_bytes or failure.total_bytes,
     )  # fmt: skip
 
@@ -65,4 +64,4 @@ def _failure(failure: Failure) -> Grid:
     )  # fmt: skip
     rows = [(name, format_bytes(size), f"{size:,}") for name, size in named if size is not None]
     rows += [(name, str(value), "") for name, value in (("device", failure.device), ("dtype", failure.dtype)) if value]
-    return Grid(title="What the message says", columns=("", "value>", "bytes>"), rows=rows)
+    return Grid("What the message says", ("", "value>", "bytes>"), rows)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from outsize.core.footprint import Footprint
 from outsize.core.units import format_bytes
 from outsize.report.html.page import Page, Part
-from outsize.report.html.parts import Bars, Grid, Sentences, Tone, Verdict, bars_of
+from outsize.report.html.parts import Bars, Grid, Sentences, Verdict, bars_of, verdict_of
 from outsize.report.html.timeline import Layer, Timeline
+from outsize.report.text.footprint import fewest_of, phases_of
 
 
 def lay_out(footprint: Footprint) -> Page:
@@ -16,8 +17,7 @@ def lay_out(footprint: Footprint) -> Page:
         parts.append(_timeline(footprint))
     parts.append(_peaks(footprint))
     if footprint.phases:
-        rows = [(phase.name, format_bytes(phase.allocated), format_bytes(phase.reserved)) for phase in footprint.phases]
-        parts.append(Grid(title="Phases", columns=("phase", "allocated>", "reserved>"), rows=rows))
+        parts.append(Grid("Phases", *phases_of(footprint)))
     for title, held, look in (
         (f"Alive at the peak ({footprint.peak_label}), by kind", footprint.parts, 0),
         ("By module", footprint.modules, 2),
@@ -30,15 +30,9 @@ def lay_out(footprint: Footprint) -> Page:
             (row.place, f"{row.largest:,}", format_bytes(row.capacity), format_bytes(row.next_needs), row.known)
             for row in footprint.largest
         ]
-        columns = ("place", "largest batch>", "has>", "one more needs>", "known")
-        parts.append(Grid(title="Largest batch", columns=columns, rows=found))
+        parts.append(Grid("Largest batch", ("place", "largest batch>", "has>", "one more needs>", "known"), found))
     if footprint.fewest:
-        cards = [
-            (row.sharding, "-" if row.cards is None else f"{row.cards:,}", format_bytes(row.peak), row.known)
-            for row in footprint.fewest
-        ]
-        titles = ("spread as", "cards>", "reserved on each>", "known")
-        parts.append(Grid(title="Fewest cards that train it", columns=titles, rows=cards))
+        parts.append(Grid("Fewest cards that train it", *fewest_of(footprint)))
     if footprint.notes:
         parts.append(Sentences(title="Notes", lines=footprint.notes))
     return Page(title=footprint.name, parts=tuple(parts))
@@ -49,13 +43,12 @@ def _verdict(footprint: Footprint) -> Verdict:
     need = f"{format_bytes(peak.bytes)} reserved at the peak ({peak.known}), at most {format_bytes(peak.bound)}"
     if footprint.capacity is None:
         return Verdict(word="peak:", tone="plain", text=need)
-    tones: dict[bool | None, tuple[str, Tone]] = {
-        True: ("fits:", "good"), False: ("does not fit:", "bad"),
-        None: ("may fit:" if footprint.guesses else "may not fit:", "unsure"),
-    }  # fmt: skip
-    word, tone = tones[footprint.fits]
     place = "in the budget" if footprint.card is None else f"on the {footprint.card.name}"
-    return Verdict(word=word, tone=tone, text=f"{need}, of {format_bytes(footprint.capacity)} {place}")
+    text, unsure = (
+        f"{need}, of {format_bytes(footprint.capacity)} {place}",
+        "may fit" if footprint.guesses else "may not fit",
+    )
+    return verdict_of(footprint.fits, text, unsure=unsure)
 
 
 def _timeline(footprint: Footprint) -> Timeline:
@@ -83,4 +76,4 @@ def _peaks(footprint: Footprint) -> Grid:
         (name, format_bytes(one.bytes), f"{one.bytes:,}", format_bytes(one.bound), one.known)
         for name, one in footprint.amounts.items()
     ]
-    return Grid(title="Peaks", columns=("peak", "likely>", "bytes>", "at most>", "known"), rows=rows)
+    return Grid("Peaks", ("peak", "likely>", "bytes>", "at most>", "known"), rows)

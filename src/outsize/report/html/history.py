@@ -38,7 +38,7 @@ def over_time(history: AllocatorHistory) -> list[Part]:
         when = f"{history.peak_time:,.3f} s" if history.unit == "s" else f"event {history.peak_time:,.0f}"
         rows = [(format_bytes(one.bytes), f"{one.blocks:,}", one.line) for one in history.at_peak]
         title = f"In use at the peak ({format_bytes(history.peak_bytes)} at {when}), by line"
-        parts.append(Grid(title=title, columns=("bytes>", "blocks>", "line#"), rows=rows))
+        parts.append(Grid(title, ("bytes>", "blocks>", "line#"), rows))
     return parts
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Literal
+from typing import Literal, TypeVar
 
 from outsize.core.failure import Remedy
 from outsize.core.memory import Part
 from outsize.core.units import format_bytes
 from outsize.report.html.patterns import fill
 
+T = TypeVar("T")
 Tone = Literal["good", "bad", "unsure", "plain"]
 MARKS = {"good": "✓", "bad": "✗", "unsure": "?", "plain": ""}
 """A sign beside the colour."""
@@ -39,7 +40,20 @@ class Verdict:
         return f'<section class="verdict {self.tone}"><p><b>{mark}{escape(self.word)}</b> {escape(self.text)}</p>{rest}</section>'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def verdict_of(fits: bool | None, text: str, more: tuple[str, ...] = (), unsure: str = "may fit") -> Verdict:
+    """Whether something fits; `unsure` says it where that is not known."""
+    word = unsure if fits is None else "fits" if fits else "does not fit"
+    tone: Tone = "unsure" if fits is None else "good" if fits else "bad"
+    return Verdict(word=f"{word}:", tone=tone, text=text, more=more)
+
+
+def _first(rows: Sequence[T], small: bool) -> tuple[Sequence[T], str]:
+    """The rows that are shown, in a notebook the first, and how many there are beside them."""
+    shown = rows[:FEW] if small else rows
+    return shown, f"<p class=quiet>and {len(rows) - len(shown)} more</p>" if len(shown) < len(rows) else ""
+
+
+@dataclass(frozen=True, slots=True)
 class Grid:
     """A table."""
 
@@ -57,14 +71,13 @@ class Grid:
             f'<th class="{kind}">{escape(name.rstrip(">#"))}</th>'
             for name, kind in zip(self.columns, kinds, strict=True)
         )
-        shown = self.rows[:FEW] if small else self.rows
+        shown, more = _first(self.rows, small)
         body = "".join(
             "<tr>"
             + "".join(f'<td class="{kind}">{_cell(cell, kind)}</td>' for cell, kind in zip(row, kinds, strict=True))
             + "</tr>"
             for row in shown
         )
-        more = f"<p class=quiet>and {len(self.rows) - len(shown)} more</p>" if len(shown) < len(self.rows) else ""
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         return f"<section><h2>{escape(self.title)}</h2><div class=wide>{table}</div>{more}</section>"
 
@@ -103,9 +116,8 @@ class Bars:
     def html(self, small: bool) -> str:
         """One line a bar: bytes, bar, name."""
         longest = max([*(row.bytes or 0 for row in self.rows), self.limit or 0, 1])
-        shown = self.rows[:FEW] if small else self.rows
+        shown, more = _first(self.rows, small)
         body = "".join(self._row(row, longest) for row in shown)
-        more = f"<p class=quiet>and {len(self.rows) - len(shown)} more</p>" if len(shown) < len(self.rows) else ""
         told = (
             "" if self.limit is None else f"<p class=quiet>the dashed line is the limit: {format_bytes(self.limit)}</p>"
         )
@@ -164,6 +176,6 @@ class Sentences:
 
     def html(self, small: bool) -> str:
         """A list; in a notebook its first lines."""
-        shown = self.lines[:FEW] if small else self.lines
+        shown, more = _first(self.lines, small)
         body = "".join(f"<li>{escape(line)}</li>" for line in shown)
-        return f"<section><h2>{escape(self.title)}</h2><ul>{body}</ul></section>"
+        return f"<section><h2>{escape(self.title)}</h2><ul>{body}</ul>{more}</section>"

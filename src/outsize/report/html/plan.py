@@ -6,8 +6,9 @@ from outsize.core.fitting import FitPlan
 from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
 from outsize.report.html.page import Page, Part
-from outsize.report.html.parts import Bar, Bars, Grid, Sentences, Verdict, remedy_bars
+from outsize.report.html.parts import Bar, Bars, Grid, Sentences, Verdict, remedy_bars, verdict_of
 from outsize.report.html.tiles import Tiles
+from outsize.report.text.plan import held_of
 
 
 def lay_out(plan: Plan) -> Page:
@@ -34,9 +35,6 @@ def lay_out(plan: Plan) -> Page:
 
 
 def _verdict(plan: Plan) -> Verdict:
-    held = ", ".join(
-        f"{format_bytes(plan.peak(one.pool))} of {format_bytes(one.bytes)} {one.pool}" for one in plan.budgets
-    )
     more = (
         [f"It reads {format_bytes(plan.read)} and writes {format_bytes(plan.written)}."]
         if plan.read or plan.written
@@ -48,8 +46,7 @@ def _verdict(plan: Plan) -> Verdict:
         )
     if plan.smallest is not None:
         more.append(f"The smallest budget that works is {format_bytes(plan.smallest)}.")
-    word = "fits:" if plan.fits else "does not fit:"
-    return Verdict(word=word, tone="good" if plan.fits else "bad", text=held, more=tuple(more))
+    return verdict_of(plan.fits, held_of(plan), tuple(more))
 
 
 def _peaks(plan: Plan, number: int) -> Bars:
@@ -75,4 +72,4 @@ def _traffic(plan: Plan) -> Grid:
         )
         for number, step in enumerate(plan.steps, start=1)
     ]  # fmt: skip
-    return Grid(title="Traffic", columns=("step", "reads>", "writes>", "floor>", "distance>"), rows=rows)
+    return Grid("Traffic", ("step", "reads>", "writes>", "floor>", "distance>"), rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from outsize.core.outcomes.rates import held_bytes
 from outsize.core.outcomes.recording import Finding, Recording, Sample
 from outsize.core.units import format_bytes
 from outsize.report.html.page import Page, Part
@@ -27,7 +28,7 @@ def lay_out(recording: Recording) -> Page:
     phases = _phases(recording)
     if phases:
         columns = ("phase", "from>", "seconds>", "host at most>", "allocators at most>")
-        parts.append(Grid(title="Phases", columns=columns, rows=phases))
+        parts.append(Grid("Phases", columns, phases))
     if recording.peak is not None and recording.peak.processes:
         rows = tuple(
             Bar(name=f"{one.name} ({one.pid})", bytes=one.anonymous + one.shared) for one in recording.peak.processes
@@ -41,14 +42,6 @@ def lay_out(recording: Recording) -> Page:
     return Page(title=f"{name}, watched for {recording.seconds:,.1f} s", parts=tuple(parts))
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'es' * (number != 1)}"
-
-
-def _held(sample: Sample) -> int:
-    return sample.host.anonymous + sample.host.shared
-
-
 def _verdict(recording: Recording) -> Verdict:
     cut = (
         ()
@@ -58,8 +51,9 @@ def _verdict(recording: Recording) -> Verdict:
     peak = recording.peak
     if peak is None:
         return Verdict(word="nothing seen:", tone="unsure", text="the recording has no samples", more=cut)
+    count = peak.process_count or 1
     text = (
-        f"{format_bytes(_held(peak))} of RAM after {peak.time:,.1f} s, in {_count(peak.process_count or 1, 'process')}"
+        f"{format_bytes(held_bytes(peak))} of RAM after {peak.time:,.1f} s, in {count:,} process{'es' * (count != 1)}"
     )
     if recording.findings:
         return Verdict(
@@ -112,7 +106,7 @@ def _host(recording: Recording) -> Timeline:
     )
     limits = [sample.host for sample in samples if sample.host.limit is not None]
     used = [sample.host.used or 0 for sample in samples]
-    alone = 0 < max(used) <= FOREIGN * max(map(_held, samples))
+    alone = 0 < max(used) <= FOREIGN * max(map(held_bytes, samples))
     outline = Layer(name=f"used of the limit ({limits[-1].limit_name})", values=used) if limits and alone else None
     return Timeline(
         title="RAM", times=[sample.time for sample in samples], unit="s", layers=layers,
@@ -175,7 +169,7 @@ def _gpu(recording: Recording, index: int) -> Timeline:
 def _peaks(recording: Recording) -> Grid:
     samples = recording.samples
     named: list[tuple[str, Callable[[Sample], int | None]]] = [
-        ("RAM of the processes (own and shared)", _held),
+        ("RAM of the processes (own and shared)", held_bytes),
         ("RAM mapped, file pages included", lambda sample: sample.host.rss),
         ("used of the limit", lambda sample: sample.host.used),
         ("in swap", lambda sample: sample.host.swap),
@@ -189,7 +183,7 @@ def _peaks(recording: Recording) -> Grid:
         best = max(((read(sample) or 0, -number) for number, sample in enumerate(samples)), default=(0, 0))
         if best[0]:
             rows.append((name, format_bytes(best[0]), f"{best[0]:,}", f"{samples[-best[1]].time:,.1f} s"))
-    return Grid(title="Peaks (highest samples)", columns=("peak", "size>", "bytes>", "at>"), rows=rows)
+    return Grid("Peaks (highest samples)", ("peak", "size>", "bytes>", "at>"), rows)
 
 
 def _reader(framework: str, device: str, field: str) -> Callable[[Sample], int]:
@@ -208,7 +202,7 @@ def _phases(recording: Recording) -> list[tuple[str, str, str, str, str]]:
     for mark, end in zip(marks, ends, strict=False):
         inside = [sample for sample in recording.samples if mark.time <= sample.time <= end]
         if mark.kind == "phase" and inside:
-            held = max(map(_held, inside))
+            held = max(map(held_bytes, inside))
             allocated = max(sum(one.allocated or one.requested or 0 for one in sample.allocators) for sample in inside)
             row = (
                 mark.name,

@@ -28,7 +28,7 @@ def lay_out(replay: Replay) -> Page:
         title="Allocator map at the end", rows=tuple(_held(segment) for segment in largest[:MOST]),
         left_out=len(largest[MOST:]), left_out_bytes=sum(segment.bytes for segment in largest[MOST:]),
     )  # fmt: skip
-    peaks = Grid(title="Peaks", columns=("peak", "size>", "bytes>"), rows=rows)
+    peaks = Grid("Peaks", ("peak", "size>", "bytes>"), rows)
     return Page(title=f"{replay.allocator}, {replay.events:,} events", parts=(ran, peaks, picture))
 
 

@@ -15,16 +15,14 @@ from outsize.core.outcomes.program_run import ProgramRun
 from outsize.core.sizing import Sizing
 from outsize.core.units import format_bytes
 from outsize.report.html.page import Page, Part
-from outsize.report.html.parts import Bar, Bars, Grid, Sentences, Tone, Verdict, bars_of
+from outsize.report.html.parts import Bar, Bars, Grid, Sentences, Verdict, bars_of, verdict_of
 from outsize.report.html.timeline import Layer, Timeline
-from outsize.report.text.conversion import cost_rows
-from outsize.report.text.outcome import closing, held
+from outsize.report.text.contents import arrays_of
+from outsize.report.text.conversion import cost_rows, run_of
+from outsize.report.text.outcome import closing, steps_of
 from outsize.report.text.program_run import say
-from outsize.report.text.reading import limited_by
-from outsize.report.text.sizing import SMALL, places_of
-
-_TONES: dict[bool | None, Tone] = {True: "good", False: "bad", None: "unsure"}
-_WORDS = {True: "fits:", False: "does not fit:", None: "may fit:"}
+from outsize.report.text.reading import COLUMNS, limited_by, taken_of, title_of
+from outsize.report.text.sizing import SMALL, places_of, takes_of
 
 
 def lay_out(noun: Any) -> Page:
@@ -39,65 +37,46 @@ def lay_out(noun: Any) -> Page:
 def _sizing(sizing: Sizing) -> Page:
     title = " + ".join(map(str, sizing.specs[:3])) + (" + ..." if len(sizing.specs) > 3 else "")
     exact = f"{sizing.bytes:,} bytes = {format_bytes(sizing.bytes)} (exact)"
-    parts: list[Part] = [Verdict(word=_WORDS[sizing.fits], tone=_TONES[sizing.fits], text=exact, more=sizing.advice)]
+    parts: list[Part] = [verdict_of(sizing.fits, exact, sizing.advice)]
     marks = {True: "fits", False: "does not fit", None: "unknown"}
     rows = [(name, has, needs, marks[fits], why) for name, has, needs, fits, why in places_of(sizing)]
-    parts.append(Grid(title="Where it fits", columns=("place", "has>", "needs>", "fits", "why"), rows=rows))
+    parts.append(Grid("Where it fits", ("place", "has>", "needs>", "fits", "why"), rows))
     if sizing.dtypes and sizing.bytes >= SMALL:
         bars = tuple(Bar(name=one.name, bytes=one.bytes) for one in sizing.dtypes)
         parts.append(Bars(title="In another dtype", rows=bars))
     if sizing.halved and sizing.bytes >= SMALL:
         bars = tuple(Bar(name=one.name, bytes=one.bytes) for one in sizing.halved)
         parts.append(Bars(title="Halving one axis", rows=bars, look=2))
-    taken = [(one.allocator, format_bytes(one.reserved), str(one.known), one.note) for one in sizing.takes]
-    parts.append(Grid(title="What allocators take", columns=("allocator", "takes>", "known", "why"), rows=taken))
+    parts.append(Grid("What allocators take", *takes_of(sizing)))
     return Page(title=title, parts=tuple(parts))
 
 
 def _reading(reading: Reading) -> Page:
-    pools = [("RAM", reading.host), *((one.name, one) for one in reading.devices)]
-    pools += [("/dev/shm", reading.shm)] if reading.shm is not None else []
-    pools += [("scratch disk", reading.disk)]
     rows = [
-        (
-            name,
-            format_bytes(pool.total),
-            format_bytes(pool.available),
-            _share(pool),
-            limited_by(pool),
-        )
-        for name, pool in pools
-        if pool is not None
+        (title_of(pool), format_bytes(pool.total), format_bytes(pool.available), _share(pool), limited_by(pool))
+        for pool in reading.pools
     ]
-    columns = ("memory", "total>", "available>", "in use>", "limited by")
     budget = [(str(one.pool), format_bytes(one.bytes), one.reason) for one in reading.budget.allowances]
     return Page(
         title="Memory of this machine",
         parts=(
-            Grid(title="What there is", columns=columns, rows=rows),
-            Grid(title="Default budget", columns=("pool", "bytes>", "why"), rows=budget),
+            Grid("What there is", COLUMNS, rows),
+            Grid("Default budget", ("pool", "bytes>", "why"), budget),
             Sentences(title="Notes", lines=(f"this process holds {format_bytes(reading.rss)} of RAM", *reading.notes)),
         ),
     )
 
 
 def _share(pool: PoolReading) -> str:
-    return f"{1 - pool.available / pool.total:.0%}" if pool.total and pool.available is not None else "-"
+    taken = taken_of(pool)
+    return "-" if taken is None else f"{taken:.0%}"
 
 
 def _contents(contents: Contents) -> Page:
     disk = "" if contents.on_disk is None else f", {format_bytes(contents.on_disk)} on disk"
     have = f"{format_bytes(contents.bytes)} in memory, of {format_bytes(contents.available)} available{disk}"
-    rows = [
-        (one.key or "-", one.dtype, " x ".join(map(str, one.shape)) or "scalar", format_bytes(one.bytes),
-         " x ".join(map(str, one.chunks)) if one.chunks else "-")
-        for one in contents.arrays
-    ]  # fmt: skip
-    columns = ("array", "dtype", "shape", "in memory>", "chunks")
-    parts: list[Part] = [Verdict(word=_WORDS[contents.fits], tone=_TONES[contents.fits], text=have)]
-    parts.append(
-        Grid(title=f"{contents.count} arrays" if contents.count > 1 else "One array", columns=columns, rows=rows)
-    )
+    parts: list[Part] = [verdict_of(contents.fits, have)]
+    parts.append(Grid(f"{contents.count} arrays" if contents.count > 1 else "One array", *arrays_of(contents)))
     if contents.notes:
         parts.append(Sentences(title="Notes", lines=contents.notes))
     return Page(title=f"{contents.path}: {contents.format}", parts=tuple(parts))
@@ -112,13 +91,9 @@ def _conversion(done: Conversion) -> Page:
         Verdict(word=word, tone="good" if done.precision.exact else "plain", text=sizes, more=done.notes)
     ]
     if not done.precision.exact:
-        parts.append(Grid(title="What it costs", columns=("", "value>"), rows=cost_rows(done.precision)))
+        parts.append(Grid("What it costs", ("", "value>"), cost_rows(done.precision)))
     if done.plan is not None:
-        moved = done.plan.read + done.plan.written
-        rate = moved / done.seconds if done.seconds > 0 and moved else None
-        lines = closing(done.seconds, done.plan.read, done.plan.written, rate, done.plan.distance)
-        lines.append(held(done.measured, done.plan.peak(), done.budget).plain)
-        parts.append(Sentences(title="The run", lines=tuple(lines)))
+        parts.append(Sentences(title="The run", lines=run_of(done, done.plan)))
     place = "" if done.target is None else f" to {done.target}"
     return Page(title=f"{done.source}{place}", parts=tuple(parts))
 
@@ -129,17 +104,13 @@ def _outcome(outcome: Outcome) -> Page:
     budget = outcome.plan.budgets[0].bytes if outcome.plan.budgets else None
     parts: list[Part] = [
         Verdict(word="done:", tone="good", text=lines[0].removeprefix("done ")),
-        Grid(title="Written", columns=("file", "dtype", "shape", "bytes>"), rows=made),
+        Grid("Written", ("file", "dtype", "shape", "bytes>"), made),
     ]
     peaks = [("measured", outcome.measured), ("planned", outcome.projected)]
     bars = tuple(Bar(name=name, bytes=size) for name, size in peaks if size is not None)
     parts.append(Bars(title="Peak", rows=bars, limit=budget))
     if outcome.step_seconds:
-        steps = [
-            (step.name, f"{seconds:.3g} s", format_bytes(step.read + step.written))
-            for step, seconds in zip(outcome.plan.steps, outcome.step_seconds, strict=False)
-        ]
-        parts.append(Grid(title="Steps", columns=("step", "took>", "moved>"), rows=steps))
+        parts.append(Grid("Steps", *steps_of(outcome)))
     return Page(title=outcome.plan.name, parts=tuple(parts))
 
 

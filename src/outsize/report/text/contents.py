@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from outsize.core.contents import Contents, StoredArray
+from outsize.core.contents import Contents
 from outsize.core.units import format_bytes
-from outsize.report.text.layout import make_table
+from outsize.report.text.layout import Rows, make_table
 
 
 def draw(contents: Contents) -> RenderableType:
@@ -18,10 +18,7 @@ def draw(contents: Contents) -> RenderableType:
     disk = "" if contents.on_disk is None else f", {format_bytes(contents.on_disk)} on disk"
     many = f", {contents.count} arrays" if contents.count > 1 else ""
     head = Text.assemble((contents.path, "bold"), f": {contents.format}{many}{disk}")
-    chunked = any(array.chunks for array in contents.arrays)
-    titles = ["array", "dtype", "shape", "in memory", *(["chunks"] if chunked else [])]
-    rows = [_row(array, chunked) for array in contents.arrays]
-    lines: list[RenderableType] = [head, make_table(titles, rows, right=("in memory",))]
+    lines: list[RenderableType] = [head, make_table(*arrays_of(contents))]
     if contents.count > len(contents.arrays):
         lines.append(Padding(f"and {contents.count - len(contents.arrays)} more arrays", (0, 0, 0, 2)))
     if contents.fits is not None:
@@ -34,9 +31,14 @@ def draw(contents: Contents) -> RenderableType:
     return Group(*lines)
 
 
-def _row(array: StoredArray, chunked: bool) -> list[str]:
-    cells = [array.key or "-", array.dtype, _shape(array.shape), format_bytes(array.bytes)]
-    return [*cells, _shape(array.chunks) if array.chunks else "-"] if chunked else cells
+def arrays_of(contents: Contents) -> Rows:
+    """A row for each array; chunks where any has them."""
+    columns = ["array", "dtype", "shape", "in memory>", "chunks"][: 4 + any(one.chunks for one in contents.arrays)]
+    rows = [
+        (one.key or "-", one.dtype, _shape(one.shape), format_bytes(one.bytes), _shape(one.chunks) if one.chunks else "-")
+        for one in contents.arrays
+    ]  # fmt: skip
+    return tuple(columns), [row[: len(columns)] for row in rows]
 
 
 def _shape(lengths: tuple[int, ...]) -> str:

@@ -7,6 +7,7 @@ from rich.table import Column
 from rich.text import Text
 
 from outsize.core.outcomes.conversion import Conversion, Precision
+from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
 from outsize.report.text.layout import make_list
 from outsize.report.text.outcome import closing, held, took
@@ -29,10 +30,15 @@ def _draw_run(conversion: Conversion) -> list[RenderableType]:
     plan = conversion.plan
     if plan is None:
         return [Text(f"done in {took(conversion.seconds)}")]
+    return [*map(Text, run_of(conversion, plan))]
+
+
+def run_of(conversion: Conversion, plan: Plan) -> tuple[str, ...]:
+    """How long it took, what it moved and what it held."""
     moved = plan.read + plan.written
     rate = moved / conversion.seconds if conversion.seconds > 0 and moved else None
     lines = closing(conversion.seconds, plan.read, plan.written, rate, plan.distance)
-    return [*map(Text, lines), held(conversion.measured, plan.peak(), conversion.budget)]
+    return (*lines, held(conversion.measured, plan.peak(), conversion.budget))
 
 
 def _draw_cost(conversion: Conversion) -> RenderableType:

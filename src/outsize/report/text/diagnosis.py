@@ -101,7 +101,7 @@ def _timeline(diagnosis: Diagnosis, width: int = 60) -> RenderableType:
     lines = Text()
     for moment in shown:
         bar = "█" * max(1, round(moment.bytes / peak * width)) if moment.bytes else ""
-        lines.append(f"  {moment.time:8.1f} s  {format_bytes(moment.bytes):>11}  {bar} {moment.label}\n")
+        lines.append(f"  {moment.time:8.1f} s  {format_bytes(moment.bytes):>11}  {bar}\n")
     lines.rstrip()
     return lines
 

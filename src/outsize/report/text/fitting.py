@@ -51,12 +51,12 @@ def _speed(plan: FitPlan) -> Text:
 def _phases(plan: FitPlan) -> Table:
     peaks = [(step.name, peak) for step in plan.steps for peak in step.peaks]
     rows = [(name, str(peak.pool), format_bytes(peak.bytes), str(peak.known)) for name, peak in peaks]
-    return make_table(("phase", "where", "projected peak", "known"), rows, right=("projected peak",))
+    return make_table(("phase", "where", "projected peak>", "known"), rows)
 
 
 def _remedies(plan: FitPlan) -> Table:
     rows = [(one.name, format_bytes(one.saves), one.costs, str(one.exactness), one.how) for one in plan.remedies]
-    return make_table(("remedy", "saves", "costs", "exactness", "how"), rows, right=("saves",))
+    return make_table(("remedy", "saves>", "costs", "exactness", "how"), rows)
 
 
 def _beside(rows: list[tuple[str, Neighbour]]) -> Table:
@@ -64,4 +64,4 @@ def _beside(rows: list[tuple[str, Neighbour]]) -> Table:
         (name, format_bytes(row.peak), f"{row.slow_down:.2f}x", "traced" if row.traced else "predicted", row.name)
         for name, row in rows
     ]
-    return make_table(("beside it", "peak", "time", "known", "remedies"), shown, right=("peak", "time"))
+    return make_table(("beside it", "peak>", "time>", "known", "remedies"), shown)

@@ -11,7 +11,7 @@ from rich.text import Text
 from outsize.core.footprint import Footprint, Growth, Layers, Loading, Receipt
 from outsize.core.memory import Part
 from outsize.core.units import format_bytes
-from outsize.report.text.layout import ByWidth, make_list, make_table
+from outsize.report.text.layout import ByWidth, Rows, make_list, make_table
 
 MARKS = {
     "weights": ("W", "blue"), "buffers": ("B", "bright_blue"), "gradients": ("G", "magenta"), "optimizer state": ("O", "cyan"),
@@ -33,7 +33,7 @@ def draw(footprint: Footprint | Receipt) -> RenderableType:
         return _receipt(footprint)
     lines: list[RenderableType] = [_verdict(footprint), _peaks(footprint)]
     if footprint.phases:
-        lines += [_by_phase(footprint)]
+        lines += [make_table(*phases_of(footprint))]
     if footprint.parts:
         lines += [Text(f"alive at the peak ({footprint.peak_label}):", style="bold"), _parts(footprint.parts)]
     if footprint.modules:
@@ -47,7 +47,7 @@ def draw(footprint: Footprint | Receipt) -> RenderableType:
     if footprint.ways:
         lines += [_ways(footprint)]
     if footprint.fewest:
-        lines += [Text("fewest cards that train it:", style="bold"), _fewest(footprint)]
+        lines += [Text("fewest cards that train it:", style="bold"), make_table(*fewest_of(footprint))]
     lines += [Padding(f"note: {note}", (0, 0, 0, 2)) for note in footprint.notes]
     return Group(*lines)
 
@@ -68,17 +68,17 @@ def _table_of_ways(footprint: Footprint, columns: int) -> Table:
         False: Text("does not fit", style="red"),
         None: Text("may fit", style="yellow"),
     }
-    left_out = {"at most"} if columns < NARROW else set()
+    left_out = {"at most>"} if columns < NARROW else set()
     left_out |= {"fits"} if footprint.capacity is None else set()
     rows: list[dict[str, RenderableType]] = [
         {
-            "the same step with": way.name, "reserved": format_bytes(way.peak.bytes), "at most": format_bytes(way.peak.bound),
+            "the same step with": way.name, "reserved>": format_bytes(way.peak.bytes), "at most>": format_bytes(way.peak.bound),
             "fits": words[way.fits], "results": way.exactness,
         }
         for way in footprint.ways
     ]  # fmt: skip
     titles = [title for title in rows[0] if title not in left_out]
-    return make_table(titles, [[row[title] for title in titles] for row in rows], right=("reserved", "at most"))
+    return make_table(titles, [[row[title] for title in titles] for row in rows])
 
 
 def _receipt(receipt: Receipt) -> RenderableType:
@@ -93,8 +93,7 @@ def _receipt(receipt: Receipt) -> RenderableType:
         for name, amount, measured, error in found
         if amount is not None and measured is not None
     ]
-    titles = ("", "projected", "bound", "measured", "error")
-    return make_table(titles, rows, right=titles[1:])
+    return make_table(("", "projected>", "bound>", "measured>", "error>"), rows)
 
 
 def _verdict(footprint: Footprint) -> Text:
@@ -116,12 +115,13 @@ def _peaks(footprint: Footprint) -> Table:
     rows = [
         (name, format_bytes(one.bytes), format_bytes(one.bound), one.known) for name, one in footprint.amounts.items()
     ]
-    return make_table(("peak", "likely", "at most", "known"), rows, right=("likely", "at most"))
+    return make_table(("peak", "likely>", "at most>", "known"), rows)
 
 
-def _by_phase(footprint: Footprint) -> Table:
+def phases_of(footprint: Footprint) -> Rows:
+    """The peaks of each phase."""
     rows = [(phase.name, format_bytes(phase.allocated), format_bytes(phase.reserved)) for phase in footprint.phases]
-    return make_table(("phase", "allocated", "reserved"), rows, right=("allocated", "reserved"))
+    return ("phase", "allocated>", "reserved>"), rows
 
 
 def _parts(parts: tuple[Part, ...]) -> Table:
@@ -205,7 +205,8 @@ def _growth(footprint: Footprint) -> Group:
     return Group(*rows)
 
 
-def _fewest(footprint: Footprint) -> Table:
+def fewest_of(footprint: Footprint) -> Rows:
+    """How many cards train it, by sharding."""
     rows = [
         (
             row.sharding, str(row.cards) if row.cards is not None else f"more than {row.most}" if row.most > 2 else "no number",
@@ -213,7 +214,7 @@ def _fewest(footprint: Footprint) -> Table:
         )
         for row in footprint.fewest
     ]  # fmt: skip
-    return make_table(("spread as", "cards", "reserved on each", "known"), rows, right=("cards", "reserved on each"))
+    return ("spread as", "cards>", "reserved on each>", "known"), rows
 
 
 def _law(growth: Growth) -> str:

@@ -54,5 +54,4 @@ def _table(title: str, changes: tuple[Change, ...]) -> RenderableType:
         )
         for one in changes
     ]
-    titles = (title, "baseline", "now", "change", "")
-    return make_table(titles, rows, right=titles[1:])
+    return make_table((title, "baseline>", "now>", "change>", ">"), rows)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+Rows = tuple[tuple[str, ...], Sequence[Sequence[str]]]
+"""Titles and rows of a table of plain text, which a page shows as well."""
+
 
 def make_table(
-    titles: Sequence[str],
-    rows: Iterable[Sequence[RenderableType]],
-    right: Collection[str] = (),
-    padding: tuple[int, int, int, int] = (0, 1, 0, 2),
+    titles: Sequence[str], rows: Iterable[Sequence[RenderableType]], padding: tuple[int, int, int, int] = (0, 1, 0, 2)
 ) -> Table:
-    """Rows under bold titles; the columns named in `right` hold numbers and end at the right."""
-    columns = (Column(title, justify="right" if title in right else "left") for title in titles)
+    """Rows under bold titles; a column whose title ends in `>` holds numbers and ends at the right."""
+    columns = (Column(title.rstrip(">"), justify="right" if title.endswith(">") else "left") for title in titles)
     return _fill(Table(*columns, box=None, padding=padding, header_style="bold"), rows)
 
 

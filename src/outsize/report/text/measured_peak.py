@@ -22,7 +22,7 @@ def draw(peak: MeasuredPeak) -> RenderableType:
         rest = peak.seen - sum(part.bytes for part in peak.holders)
         if rest > peak.seen // 20:
             rows.append((format_bytes(rest), "temporaries without a name, memory outside arrays, children"))
-        lines.append(make_table(("bytes", "held then by"), rows, right=("bytes",)))
+        lines.append(make_table(("bytes>", "held then by"), rows))
     lines.append(
         Text(f"{format_bytes(peak.started_with)} were held when it began and are not counted; {peak.how}", style="dim")
     )

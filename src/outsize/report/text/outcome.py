@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from outsize.core.memory import HOST
 from outsize.core.outcomes.outcome import Outcome
 from outsize.core.units import format_bytes, format_seconds
-from outsize.report.text.layout import make_table
+from outsize.report.text.layout import Rows, make_table
 
 
 def draw(outcome: Outcome) -> RenderableType:
@@ -24,9 +23,9 @@ def draw(outcome: Outcome) -> RenderableType:
     if outcome.resumed:
         lines.append(Text(f"an interrupted run had already moved {format_bytes(outcome.resumed)} of that"))
     budget = outcome.plan.budgets[0].bytes if outcome.plan.budgets else None
-    lines.append(held(outcome.measured, outcome.projected, budget))
+    lines.append(Text(held(outcome.measured, outcome.projected, budget)))
     if outcome.step_seconds:
-        lines += [Text(), _steps(outcome)]
+        lines += [Text(), make_table(*steps_of(outcome))]
     return Group(*lines)
 
 
@@ -43,14 +42,15 @@ def took(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds < 1 else format_seconds(seconds)
 
 
-def held(measured: int | None, projected: int | None, budget: int | None) -> Text:
+def held(measured: int | None, projected: int | None, budget: int | None) -> str:
     """The peak: measured, planned, allowed."""
     seen = "" if measured is None else f"{format_bytes(measured)} measured (the process grew by that), "
     said = "not planned" if projected is None else f"{format_bytes(projected)} planned"
-    return Text(f"peak {seen}{said}" + ("" if budget is None else f", {format_bytes(budget)} allowed"))
+    return f"peak {seen}{said}" + ("" if budget is None else f", {format_bytes(budget)} allowed")
 
 
-def _steps(outcome: Outcome) -> Table:
+def steps_of(outcome: Outcome) -> Rows:
+    """What each step took and moved."""
     rows = []
     for number, step in enumerate(outcome.plan.steps):
         seconds = outcome.step_seconds[number] if number < len(outcome.step_seconds) else 0.0
@@ -65,5 +65,4 @@ def _steps(outcome: Outcome) -> Table:
             str(step.tiles),
         )
         rows.append(cells)
-    titles = ("step", "took", "moved", "rate", "planned peak", "tiles")
-    return make_table(titles, rows, right=titles[1:])
+    return ("step", "took>", "moved>", "rate>", "planned peak>", "tiles>"), rows

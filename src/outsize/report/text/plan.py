@@ -42,8 +42,7 @@ def _levels(step: Step) -> Table:
         show = _operations if level.name == "arithmetic" else format_bytes
         rate, binds = f"{show(int(level.rate))}/s", "binds" if level.name == step.binds else ""
         rows.append((level.name, show(level.amount), show(level.floor), rate, f"{level.seconds:.3g} s", binds))
-    titles = ("level", "moves", "floor", "rate", "takes", "")
-    return make_table(titles, rows, right=titles[1:5])
+    return make_table(("level", "moves>", "floor>", "rate>", "takes>", ""), rows)
 
 
 def _operations(count: int | None) -> str:
@@ -51,15 +50,18 @@ def _operations(count: int | None) -> str:
 
 
 def _verdict(plan: Plan) -> Text:
-    pieces = [
-        f"{format_bytes(plan.peak(allowance.pool))} of {format_bytes(allowance.bytes)} {allowance.pool}"
-        for allowance in plan.budgets
-    ]
     verdict, style = ("fits", "bold green") if plan.fits else ("does not fit", "bold red")
     moved = f"reads {format_bytes(plan.read)}, writes {format_bytes(plan.written)}"
     if plan.distance is not None:
         moved += f": {plan.distance:.2f}x the floor of {format_bytes(plan.floor)}"
-    return Text.assemble(f"{plan.name}: ", (verdict, style), f": {', '.join(pieces)}; {moved}")
+    return Text.assemble(f"{plan.name}: ", (verdict, style), f": {held_of(plan)}; {moved}")
+
+
+def held_of(plan: Plan) -> str:
+    """What it holds of each budget."""
+    return ", ".join(
+        f"{format_bytes(plan.peak(one.pool))} of {format_bytes(one.bytes)} {one.pool}" for one in plan.budgets
+    )
 
 
 def _workers(plan: Plan) -> list[Text]:

@@ -10,15 +10,16 @@ from outsize.core.memory import Arena, PoolReading, Reading
 from outsize.core.units import format_bytes
 from outsize.report.text.layout import draw_share, make_table
 
+COLUMNS = ("memory", "total>", "available>", "in use>", "limited by")
+
 
 def draw(reading: Reading) -> RenderableType:
     """One screen."""
-    titles = ("memory", "total", "available", "in use", "limited by")
     rows = [
-        (_title(pool), format_bytes(pool.total), format_bytes(pool.available), _bar(pool), limited_by(pool))
+        (title_of(pool), format_bytes(pool.total), format_bytes(pool.available), _bar(pool), limited_by(pool))
         for pool in reading.pools
     ]
-    table = make_table(titles, rows, right=titles[1:4], padding=(0, 2, 0, 0))
+    table = make_table(COLUMNS, rows, padding=(0, 2, 0, 0))
     lines: list[RenderableType] = [table, Text()]
     for pool in reading.pools:
         lines += [Padding(line, (0, 0, 0, 2)) for line in _details(pool)]
@@ -31,18 +32,20 @@ def draw(reading: Reading) -> RenderableType:
     return Group(*lines)
 
 
-def _title(pool: PoolReading) -> str:
+def title_of(pool: PoolReading) -> str:
     prefix = f"GPU {pool.pool.index} " if pool.pool.kind == "device" else ""
     return prefix + ("scratch disk" if pool.pool.kind == "disk" else pool.name)
 
 
-def _bar(pool: PoolReading) -> Text:
+def taken_of(pool: PoolReading) -> float | None:
     """The used share of what may be used."""
     cap = pool.biting.bytes if pool.biting else pool.total
-    if not cap or pool.available is None:
-        return Text("-")
-    taken = min(1.0, max(0.0, 1 - pool.available / cap))
-    return draw_share(taken).append(f" {taken:4.0%}")
+    return min(1.0, max(0.0, 1 - pool.available / cap)) if cap and pool.available is not None else None
+
+
+def _bar(pool: PoolReading) -> Text:
+    taken = taken_of(pool)
+    return Text("-") if taken is None else draw_share(taken).append(f" {taken:4.0%}")
 
 
 def limited_by(pool: PoolReading) -> str:

@@ -16,7 +16,7 @@ MOST_SEGMENTS = 16
 def draw(replay: Replay) -> RenderableType:
     """One screen."""
     rows = [(name, f"{value:,}", format_bytes(value)) for name, value in replay.peak._asdict().items()]
-    table = make_table(("peak", "bytes", ""), rows, right=("bytes", ""), padding=(0, 2, 0, 0))
+    table = make_table(("peak", "bytes>", ">"), rows, padding=(0, 2, 0, 0))
     lines: list[RenderableType] = [
         Text(
             f"{replay.allocator}: {replay.events:,} events, reserved peak at event {replay.peak_event:,} ({replay.known})"

@@ -76,7 +76,7 @@ def rise_of(plan: Shrinking, one: ShrinkSet) -> str:
     return f"{(one.best_loss - plan.loss) / abs(plan.loss):+.2%}"
 
 
-TITLES = ("set", "bytes", "share", "loss", "change", "time", "what (places)")
+TITLES = ("set", "bytes>", "share>", "loss>", "change>", "time>", "what (places)")
 
 
 def cells_of(plan: Shrinking, one: ShrinkSet) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ def _sets(plan: Shrinking) -> Table:
     for one in plan.sets:
         style = "bold" if one == plan.chosen else "dim" if one.bytes > plan.target else ""
         rows.append([Text(cell, style=style) for cell in cells_of(plan, one)])
-    return make_table(TITLES, rows, right=TITLES[1:-1])
+    return make_table(TITLES, rows)
 
 
 def points_of(plan: Shrinking) -> list[tuple[float, float, str]]:

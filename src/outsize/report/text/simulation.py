@@ -8,6 +8,7 @@ from rich.text import Text
 from outsize.core.simulation import Simulation
 from outsize.core.units import format_bytes
 from outsize.report.text.layout import make_table
+from outsize.report.text.outcome import took
 
 
 def draw(made: Simulation) -> RenderableType:
@@ -15,7 +16,7 @@ def draw(made: Simulation) -> RenderableType:
     cost = "" if made.cost is None else f", cost {made.cost:,.2f}"
     lines: list[RenderableType] = [
         Text(
-            f"{made.name} on {made.workers:,} workers (estimate): {_time(made.seconds)}{cost}; each holds "
+            f"{made.name} on {made.workers:,} workers (estimate): {took(made.seconds)}{cost}; each holds "
             f"{format_bytes(made.peak)}"
         ),
         Text(
@@ -24,18 +25,11 @@ def draw(made: Simulation) -> RenderableType:
         ),
     ]
     rows = [
-        (str(place), step.name, _time(step.seconds), f"{step.tasks:,}")
-        for place, step in enumerate(made.steps, start=1)
+        (str(place), step.name, took(step.seconds), f"{step.tasks:,}") for place, step in enumerate(made.steps, start=1)
     ]
-    lines.append(make_table(("", "step", "takes", "tasks"), rows, right=("takes", "tasks")))
+    lines.append(make_table(("", "step", "takes>", "tasks>"), rows))
     if made.lost or made.taken_over:
         lines.append(
             Text(f"{made.lost:,} tasks of lost workers run again, {made.taken_over:,} of slow ones are taken over")
         )
     return Group(*lines)
-
-
-def _time(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from outsize.core.sizing import Alternative, Place, Sizing
 from outsize.core.units import format_bytes
-from outsize.report.text.layout import make_table
+from outsize.report.text.layout import Rows, make_table
 
 SMALL = 2**20
 """Bytes below which no smaller form is shown: nothing is won by it."""
@@ -21,7 +21,7 @@ def draw(sizing: Sizing) -> RenderableType:
     blocks: list[RenderableType] = [_headline(sizing)]
     if len(sizing.parts) > 1:
         blocks += [Text(), _parts(sizing)]
-    blocks += [Text(), _takes(sizing), Text(), _places(sizing)]
+    blocks += [Text(), make_table(*takes_of(sizing)), Text(), _places(sizing)]
     if sizing.dtypes and sizing.bytes >= SMALL:
         blocks += [Text(), _alternatives("in another dtype", sizing.dtypes)]
     if sizing.halved and sizing.bytes >= SMALL:
@@ -47,16 +47,16 @@ def _headline(sizing: Sizing) -> Text:
 
 def _parts(sizing: Sizing) -> Table:
     rows = [(part.name, f"{part.bytes:,}", format_bytes(part.bytes)) for part in sizing.parts]
-    return make_table(("part", "bytes", ""), rows, right=("bytes", ""))
+    return make_table(("part", "bytes>", ">"), rows)
 
 
-def _takes(sizing: Sizing) -> Table:
+def takes_of(sizing: Sizing) -> Rows:
+    """What each allocator takes."""
     rows = [
         (take.allocator, format_bytes(take.reserved), _saved(take.reserved - take.requested), take.known, take.note)
         for take in sizing.takes
     ]
-    titles = ("allocator", "takes", "more than asked", "known", "why")
-    return make_table(titles, rows, right=titles[1:4])
+    return ("allocator", "takes>", "more than asked>", "known", "why"), rows
 
 
 def places_of(sizing: Sizing) -> list[tuple[str, str, str, bool | None, str]]:
@@ -80,7 +80,7 @@ def places_of(sizing: Sizing) -> list[tuple[str, str, str, bool | None, str]]:
 
 def _places(sizing: Sizing) -> Table:
     rows = [(name, has, needs, Text(*_FITS[fits]), why) for name, has, needs, fits, why in places_of(sizing)]
-    return make_table(("place", "has", "needs", "fits", "why"), rows, right=("has", "needs"))
+    return make_table(("place", "has>", "needs>", "fits", "why"), rows)
 
 
 def _why(place: Place) -> str:
@@ -89,7 +89,7 @@ def _why(place: Place) -> str:
 
 def _alternatives(title: str, alternatives: tuple[Alternative, ...]) -> Table:
     rows = [(one.name, f"{one.bytes:,}", format_bytes(one.bytes), _saved(one.saves)) for one in alternatives]
-    return make_table((title, "bytes", "", "saves"), rows, right=("bytes", "", "saves"))
+    return make_table((title, "bytes>", ">", "saves>"), rows)
 
 
 def _saved(size: int) -> str:
