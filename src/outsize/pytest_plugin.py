@@ -22,7 +22,6 @@ PROPERTY = "outsize_peak"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark known."""
     config.addinivalue_line("markers", USAGE)
 
 

@@ -35,7 +35,6 @@ class Exact(Model[_UsedBlock]):
         return self.hold(id, _UsedBlock(address, size, requested, stream))
 
     def free(self, id: int) -> None:
-        """Give a block back to the system."""
         block = self.let_go(id)
         assert block is not None, "every request gets a block"
         self.give_to_system(block.address, block.size)

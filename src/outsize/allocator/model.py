@@ -101,6 +101,5 @@ class Model(ABC, Generic[B]):
         self.reserved_peak = max(self.reserved_peak, self.reserved)
 
     def give_to_system(self, address: int, bytes: int) -> None:
-        """Return bytes to the system."""
         self.driver.give(address, bytes)
         self.reserved -= bytes

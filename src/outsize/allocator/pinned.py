@@ -91,7 +91,6 @@ class Pinned(Model[_UsedBlock]):
         return address, False
 
     def from_system(self, size: int) -> tuple[int, bool] | None:
-        """A new block."""
         address = self.driver.take(size)
         if address is None:
             return None

@@ -9,7 +9,6 @@ from typing import Any
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """The option."""
     parser.add_argument(
         "--cluster", metavar="ADDRESS",
         help="run on a cluster: tcp://host:8786 (a Dask scheduler), ray://host:10001 or ray; --budget is then that of one worker",

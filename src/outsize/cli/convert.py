@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert or measure."""
     from outsize.array.run.convert import convert
     from outsize.monitor.peak import PeakMeter
 

@@ -53,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, or decompose and save."""
     method = _choose_method(args.method, args.target, args.plan)
     from outsize.factor.decompose import decompose
 

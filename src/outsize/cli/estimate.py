@@ -35,7 +35,6 @@ DEFAULT_SEQ = 512
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's own arguments."""
     parser.add_argument(
         "target", nargs="?", metavar="SCRIPT.py | MODULE:FUNCTION",
         help="a training script, followed as it is; or a function that builds everything and returns the step to run, or "

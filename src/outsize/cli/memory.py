@@ -13,7 +13,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the reading."""
     with budget(scratch=args.scratch):
         report.show(memory(), args.json)
     return 0

@@ -19,7 +19,6 @@ _PICKLE = (".pickle", ".pkl")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's own arguments."""
     parser.add_argument(
         "file",
         metavar="FILE",

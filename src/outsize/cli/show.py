@@ -13,7 +13,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what each file holds."""
     found = [show(path) for path in args.files]
     if args.json:
         report.show(found[0] if len(found) == 1 else found, as_json=True)

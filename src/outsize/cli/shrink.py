@@ -14,7 +14,6 @@ SUFFIXES = (".safetensors", ".pt", ".pth", ".pt2")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's own arguments."""
     parser.add_argument(
         "target", metavar="MODULE:FUNCTION",
         help="a function that returns (model, data, loss), or (model, data, loss, training) for --heal",

@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show every stop."""
     shown: dict[str, Any] = {}
     for number, (command, why, visit) in enumerate(STOPS, start=1):
         answers = visit()

@@ -62,7 +62,6 @@ class Candidate:
     """One method at one place and one level."""
 
     method: str
-    """Name of the method."""
     site: str
     """Name of the module that it changes, as in `named_modules`; "" is the whole model."""
     level: str

@@ -31,7 +31,6 @@ class NarrowState:
 
     @property
     def param_groups(self) -> Any:
-        """The optimizer's own."""
         return self.optimizer.param_groups
 
     @property
@@ -46,7 +45,6 @@ class NarrowState:
         return found
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the optimizer's."""
         self.optimizer.zero_grad(set_to_none)
 
     def step(self) -> None:

@@ -54,7 +54,6 @@ class Site:
     name: str
     """Name of the first module, or `small layers`."""
     modules: tuple[str, ...]
-    """Names of the modules."""
 
 
 def sites_of(model: Any) -> list[Site]:

@@ -49,7 +49,6 @@ class Block(Noun):
     offset: int
     """Bytes from the segment's start."""
     bytes: int
-    """Its length."""
     id: int | None
     """Allocation that holds it, None where it is free."""
 
@@ -65,7 +64,6 @@ class Segment(Noun):
     pool: str
     """`small`, `large`, ..."""
     stream: int
-    """Stream it belongs to."""
     blocks: tuple[Block, ...]
     """Its pieces in order of address."""
 
@@ -77,13 +75,11 @@ class Take(Noun):
     allocator: str
     """`host`, `cuda`, `cuda expandable`, `tensorflow`, `pinned`."""
     requested: int
-    """Bytes asked for."""
     allocated: int
     """Bytes of the block handed out."""
     reserved: int
     """Bytes the allocator gets from the system for it."""
     known: Known
-    """How these are known."""
     note: str = ""
     """Why it is more than was asked for."""
 
@@ -93,9 +89,7 @@ class OutOfMemoryPoint(Noun):
     """Where a replay ran out."""
 
     event: int
-    """Number of the event that failed."""
     requested: int
-    """Bytes it asked for."""
     free: int | None
     """Bytes that the device still had; None where a limit was reached on a device without an end."""
     reserved_unallocated: int
@@ -109,7 +103,6 @@ class Replay(Noun):
     allocator: str
     """Which model, with the settings that differ from the default."""
     events: int
-    """How many events were replayed."""
     peak: Sample
     """Highest value of each number; these may be at different moments."""
     peak_event: int

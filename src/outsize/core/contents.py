@@ -14,9 +14,7 @@ class StoredArray(Noun):
     key: str
     """Its name in the file; empty where the file is one array."""
     shape: tuple[int, ...]
-    """Lengths of the axes."""
     dtype: str
-    """Element type."""
     bytes: int
     """Bytes of its elements in memory."""
     chunks: tuple[int, ...] | None = None
@@ -28,7 +26,6 @@ class Contents(Noun):
     """A file or folder of arrays."""
 
     path: str
-    """What was looked at."""
     format: str
     """As users call it: `.npy`, `zarr`, ..."""
     on_disk: int | None
@@ -36,7 +33,6 @@ class Contents(Noun):
     arrays: tuple[StoredArray, ...]
     """Its arrays, the first of them if there are very many."""
     count: int
-    """How many arrays it holds."""
     available: int | None = None
     """Bytes of memory that can be had here now."""
     notes: tuple[str, ...] = ()

@@ -31,7 +31,6 @@ class SeveralArrays(InputError):
     def __init__(self, message: str, *, keys: tuple[str, ...]) -> None:
         super().__init__(message)
         self.keys = keys
-        """Names of all of them."""
 
 
 class BudgetError(OutsizeError):
@@ -57,7 +56,6 @@ class BudgetError(OutsizeError):
         self.culprit = culprit
         """Name of the step that needs the most."""
         self.plan = plan
-        """The refused plan."""
 
 
 class ClusterError(OutsizeError):

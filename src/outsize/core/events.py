@@ -15,7 +15,6 @@ class Started(Noun):
     """A step begins."""
 
     step: str
-    """Name of the step."""
     index: int
     """Its number, from 0."""
     steps: int
@@ -33,7 +32,6 @@ class Advanced(Noun):
     """A step moved bytes."""
 
     step: str
-    """Name of the step."""
     bytes: int
     """Bytes moved, or units done, since the last such event."""
 
@@ -43,9 +41,7 @@ class Finished(Noun):
     """A step ended."""
 
     step: str
-    """Name of the step."""
     seconds: float
-    """How long it took."""
 
 
 Event = Started | Advanced | Finished

@@ -35,7 +35,6 @@ class Remedy(Noun):
     saves: int | None
     """Bytes it saves, None if unknown."""
     known: Known
-    """How `saves` is known."""
     costs: str
     """What it costs in time, disk or accuracy."""
     exactness: Exactness
@@ -53,7 +52,6 @@ class Failure(Noun):
     requested_bytes: int | None = None
     """Size of the allocation that failed."""
     shape: tuple[int, ...] | None = None
-    """Shape of the failed allocation."""
     dtype: str | None = None
     """Its dtype as spelled in the message."""
     device: str | None = None
@@ -61,7 +59,6 @@ class Failure(Noun):
     total_bytes: int | None = None
     """Capacity of the device."""
     free_bytes: int | None = None
-    """What was free."""
     allocated_bytes: int | None = None
     """In use through the framework's allocator."""
     reserved_bytes: int | None = None
@@ -71,7 +68,6 @@ class Failure(Noun):
     pid: int | None = None
     """Process that was killed."""
     process: str | None = None
-    """Its name."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further readings, by format."""
 
@@ -137,7 +133,6 @@ class Cause(Noun):
     """Why it ran out."""
 
     name: CauseName
-    """Which of the causes."""
     text: str
     """One sentence for the user, with numbers."""
     certain: bool

@@ -19,7 +19,6 @@ class Moment(Noun):
     time: float
     """Seconds, or the number of the event where no clock ran."""
     bytes: int
-    """Bytes held then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +30,6 @@ class Amount(Noun):
     bound: int
     """Never below the truth; equal to `bytes` where that is exact."""
     known: Known
-    """How `bytes` is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,9 +167,7 @@ class Footprint(Noun):
     """What a step holds on one device, at its peak and over time."""
 
     name: str
-    """The step."""
     pool: Pool
-    """Where."""
     steps: int
     """How many steps were traced."""
     peak_requested: Amount
@@ -269,22 +265,15 @@ class Receipt(Noun):
     """A projection beside what was measured."""
 
     name: str
-    """The step."""
     card: str | None
-    """Where it ran."""
     projected_allocated: Amount
-    """As projected."""
     projected_reserved: Amount
-    """As projected."""
     measured_allocated: int | None
-    """Peak that was measured."""
     measured_reserved: int | None
-    """Peak that was measured."""
 
     projected_use: Amount | None = None
     """As projected: on the device with its context, or resident on the host."""
     measured_use: int | None = None
-    """Peak that was measured."""
 
     @property
     def allocated_error(self) -> float | None:

@@ -15,7 +15,6 @@ class Change(Noun):
     """One number, then and now."""
 
     name: str
-    """What it counts."""
     before: int
     """Bytes in the baseline."""
     after: int
@@ -36,7 +35,6 @@ class FootprintChange(Noun):
     """What has changed since a baseline."""
 
     name: str
-    """The step."""
     tolerance: float
     """By which fraction a peak may grow."""
     peaks: tuple[Change, ...]

@@ -60,7 +60,6 @@ class PoolReading(Noun):
     """One pool at one moment."""
 
     pool: Pool
-    """Which pool."""
     name: str
     """What it is: `RAM`, `NVIDIA H200`, a path."""
     total: int | None
@@ -90,7 +89,6 @@ class Arena(Noun):
     framework: str
     """As it is written: `JAX`, `TensorFlow`, `PyTorch`."""
     pool: Pool
-    """Where."""
     in_use: int | None
     """Bytes of live arrays."""
     peak: int | None = None
@@ -110,7 +108,6 @@ class Allowance(Noun):
     """The budget of one pool."""
 
     pool: Pool
-    """Which pool."""
     bytes: int
     """Bytes that Outsize may use."""
     reason: str
@@ -156,13 +153,11 @@ class Reading(Noun):
     host: PoolReading
     """RAM with every limit that applies to this process."""
     devices: tuple[PoolReading, ...]
-    """One per GPU."""
     disk: PoolReading
     """The scratch folder's disk."""
     shm: PoolReading | None
     """`/dev/shm`, None where there is none."""
     swap_total: int
-    """Bytes of swap."""
     swap_free: int
     """Bytes of swap not in use."""
     overcommit: Literal["heuristic", "always", "never"] | None
@@ -204,6 +199,4 @@ class Part(Noun):
     name: str
     """What holds the bytes: `weights`, `gradients`, `tile of x`."""
     bytes: int
-    """How many."""
     known: Known
-    """How the number is known."""

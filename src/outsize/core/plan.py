@@ -17,11 +17,9 @@ class Peak(Noun):
     """What a step or a plan holds at most in one pool."""
 
     pool: Pool
-    """Where."""
     bytes: int
     """The most it holds."""
     known: Known
-    """How that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +58,6 @@ class Step(Noun):
     floor: int | None = None
     """Fewest bytes any schedule could move for this step inside this budget, None if no bound is known."""
     tiles: int = 1
-    """How many tiles it works through."""
     tile: tuple[int, ...] = ()
     """Shape of a tile of the output."""
     shape: tuple[int, ...] = ()
@@ -94,7 +91,6 @@ class Plan(Noun):
     name: str
     """What the whole does."""
     steps: tuple[Step, ...]
-    """In the order they run."""
     budgets: tuple[Allowance, ...]
     """What each pool may hold."""
     smallest: int | None

@@ -12,9 +12,7 @@ class SimulatedStep(Noun):
     """One step of the plan."""
 
     name: str
-    """What it does."""
     seconds: float
-    """How long it takes."""
     tasks: int
     """Tasks that could run at the same time."""
 
@@ -26,11 +24,9 @@ class Simulation(Noun):
     name: str
     """What the whole does."""
     workers: int
-    """How many."""
     seconds: float
     """From the first task to the end of the last."""
     steps: tuple[SimulatedStep, ...]
-    """In their order."""
     peak: int
     """Most bytes that a worker holds."""
     read: int

@@ -51,7 +51,6 @@ class Sizing(Noun):
     """Exact bytes of tensors and what follows from them."""
 
     specs: tuple[Spec, ...]
-    """The tensors."""
     count: int
     """How many copies of the whole set."""
     parts: tuple[Part, ...]
@@ -59,7 +58,6 @@ class Sizing(Noun):
     takes: tuple[Take, ...]
     """What each allocator would really take."""
     places: tuple[Place, ...]
-    """Where it fits."""
     dtypes: tuple[Alternative, ...]
     """The same shapes in other dtypes."""
     halved: tuple[Alternative, ...]

@@ -23,7 +23,6 @@ class Spec(Noun):
     shape: tuple[int, ...]
     """Lengths of the axes; () is a scalar."""
     dtype: DType
-    """Element type."""
 
     @classmethod
     def of(cls, shape: Iterable[Any] | int, dtype: Any = "float32") -> Spec:

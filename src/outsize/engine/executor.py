@@ -40,13 +40,9 @@ class Outcome:
     """How a task ended on a worker."""
 
     key: str
-    """The task."""
     worker: Worker
-    """Where."""
     value: Any = None
-    """What it returned."""
     error: BaseException | None = None
-    """What it raised."""
     lost: bool = False
     """True where the worker went away; the task may run again elsewhere."""
 

@@ -24,7 +24,6 @@ class Machines:
     """Workers and what lies between them. Rates are bytes a second, times are seconds."""
 
     workers: int
-    """How many."""
     link: float
     """What one worker reads and writes, and works through."""
     storage: float = math.inf

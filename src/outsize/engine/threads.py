@@ -33,7 +33,6 @@ class Sizes:
     """Threads of a pass, and their memory."""
 
     workers: int
-    """Threads."""
     slots: int
     """Tiles in flight."""
     worker_bytes: int

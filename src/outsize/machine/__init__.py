@@ -27,7 +27,6 @@ def use_system(system: System) -> System:
 
 
 def current_system() -> System:
-    """The system that is read."""
     return _system
 
 

@@ -22,7 +22,6 @@ class Wishes:
     """What the user has set; None means the default rule."""
 
     host: int | None = None
-    """Bytes of RAM."""
     device: int | None = None
     """Bytes of each device's memory."""
     pinned: int | None = None
@@ -30,7 +29,6 @@ class Wishes:
     disk: int | None = None
     """Bytes of scratch disk."""
     scratch: str | None = None
-    """Scratch folder."""
 
 
 @dataclass(slots=True)

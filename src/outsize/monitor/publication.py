@@ -24,19 +24,15 @@ class Publication(Noun):
     """What a process says of itself."""
 
     pid: int
-    """Who says it."""
     time: float
     """Seconds since the epoch."""
     allocators: tuple[AllocatorSample, ...] = ()
-    """Its allocators."""
     findings: tuple[Finding, ...] = ()
     """What grows in it and who keeps it."""
     notes: tuple[Note, ...] = ()
     """What else it has to say."""
     step: int | None = None
-    """The last step."""
     phase: str = ""
-    """The part it is in."""
 
 
 def user_folder() -> str:

@@ -26,9 +26,7 @@ class Watched:
     """What was seen of a child."""
 
     command: list[str]
-    """What was run."""
     pid: int
-    """Its process id."""
     began: float
     """Seconds since the epoch."""
     moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=_MOMENTS))
@@ -55,7 +53,6 @@ class Watched:
     largest: int | None = None
     """The most that one of its processes held, file pages included, as the kernel counted it."""
     seconds: float = 0.0
-    """How long it ran."""
     status: int = 0
     """Exit status as subprocess gives it: negative for a signal."""
     _alive: set[int] = field(default_factory=set)

@@ -67,7 +67,6 @@ def _draw_rich(noun: Any, skin: Literal["text", "html"]) -> str | None:
 
 
 def to_json(noun: Any) -> str:
-    """The noun as JSON text."""
     plain = noun.to_dict() if isinstance(noun, Noun) else to_plain(noun)
     return json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False)
 
@@ -82,7 +81,6 @@ def show(noun: Any, as_json: bool = False, *, stderr: bool = False) -> None:
 
 
 def show_verbs(verbs: Mapping[str, str]) -> None:
-    """Print the list of verbs."""
     show(make_list((Text(f"outsize {name}", style="bold"), line) for name, line in verbs.items()))
 
 

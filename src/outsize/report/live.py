@@ -55,7 +55,6 @@ class Screen:
 
 
 def render(recording: Recording, columns: int, sort: str, frozen: bool, color: bool) -> str:
-    """The screen as text."""
     console = Console(
         file=io.StringIO(), width=columns, force_jupyter=False, markup=False, highlight=False, legacy_windows=False,
         force_terminal=color, color_system="standard" if color else None, emoji=False,

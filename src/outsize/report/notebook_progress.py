@@ -29,7 +29,6 @@ class NotebookBar:
         self._done = 0
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
         if isinstance(event, Started):
             self._started, self._done = event, event.done
         elif isinstance(event, Advanced):

@@ -22,7 +22,6 @@ class Bar:
         self._last = False
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
         if isinstance(event, Started):
             self._last = event.index == event.steps - 1
             if event.index == 0 and event.unit != "bytes":

@@ -41,11 +41,9 @@ class Call:
         return self.values[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The argument of this name, or the default."""
         return self.values.get(name, default)
 
     def axes(self, tensor: Any) -> Axes:
-        """The axes of one of its tensors."""
         return self.known.axes(tensor)
 
     def is_weight(self, tensor: Any) -> bool:

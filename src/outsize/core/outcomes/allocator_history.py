@@ -25,11 +25,8 @@ class LineAtPeak(Noun):
     """What one line of code held at the highest moment."""
 
     line: str
-    """The line."""
     bytes: int
-    """Bytes in use."""
     blocks: int
-    """In how many blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +36,6 @@ class HeldBlock(Noun):
     offset: int
     """Bytes from the segment's start."""
     bytes: int
-    """Length."""
     used: int
     """Bytes of it in use."""
     blocks: int
@@ -55,7 +51,6 @@ class HeldSegment(Noun):
     pool: str
     """`large`, `small`, `private`, with the stream where it is not the first."""
     bytes: int
-    """Length."""
     blocks: tuple[HeldBlock, ...]
     """Its pieces in order of address."""
 
@@ -67,7 +62,6 @@ class AllocatorHistory(Noun):
     device: str
     """`cuda:0`."""
     events: int
-    """How many events the history has."""
     unit: Literal["s", "event"]
     """What times are: seconds since the first event, or numbers of events where no clock ran."""
     times: tuple[float, ...]
@@ -83,7 +77,6 @@ class AllocatorHistory(Noun):
     peak_bytes: int
     """Bytes in use at the highest moment, exact."""
     peak_time: float
-    """When that was."""
     at_peak: tuple[LineAtPeak, ...]
     """What was in use then by line, the largest first."""
     reserved: int
@@ -93,4 +86,3 @@ class AllocatorHistory(Noun):
     segments_left_out: int = 0
     """How many shorter ones there are."""
     bytes_left_out: int = 0
-    """Their bytes."""

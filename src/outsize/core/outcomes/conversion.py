@@ -17,11 +17,9 @@ class Precision(Noun):
     """
 
     elements: int
-    """How many elements were measured."""
     changed: int
     """How many of them differ after the cast."""
     max_abs: float
-    """Largest absolute error."""
     max_rel: float
     """Largest error relative to the value, of values that did not become zero."""
     rms: float
@@ -49,29 +47,21 @@ class Conversion(Noun):
     """An array rewritten in another dtype or format, or only measured as if it were."""
 
     source: str
-    """What was read."""
     target: str | None
     """What was written, None where it was only measured."""
     shape: tuple[int, ...]
-    """Lengths of the axes."""
     dtype_before: str
-    """Element type that was read."""
     dtype_after: str
     """Element type that was written or measured."""
     bytes_before: int
-    """Bytes of the elements before."""
     bytes_after: int
-    """Bytes of the elements after."""
     precision: Precision
-    """What it cost."""
     budget: int
     """Host budget in bytes it ran inside."""
     seconds: float
-    """How long it took."""
     notes: tuple[str, ...] = ()
     """What a user should know about these numbers, a sentence each."""
     plan: Plan | None = None
-    """What it was to hold, read and write."""
     measured: int | None = None
     """The most that the process held beyond what it held before; None where nobody measured."""
 

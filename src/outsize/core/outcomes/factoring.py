@@ -16,7 +16,6 @@ class Spectrum(Noun):
     values: tuple[float, ...]
     """Falling. Of a long mode, as many as were computed."""
     kept: int
-    """How many of them were kept."""
     length: int
     """How many there are: the length of the mode."""
 
@@ -28,15 +27,12 @@ class Factoring(Noun):
     method: str
     """`tucker`, `tt`, `cp`, `svd`, or a plain dtype or codec."""
     shape: tuple[int, ...]
-    """Lengths of the axes."""
     dtype: str
-    """Element type of the factors."""
     ranks: tuple[int, ...]
     """Of each mode; of each cut of a tensor train; the one rank of CP and SVD; () of a plain dtype."""
     error: float | None
     """Frobenius norm of what is lost, relative to that of the data; None where no bound is known."""
     known: Known
-    """How the error is known."""
     asked: float | None
     """The error that was asked for, None where a rank was."""
     bytes_before: int
@@ -58,9 +54,7 @@ class Factoring(Noun):
     budget: int | None = None
     """Host budget in bytes it ran inside."""
     source: str | None = None
-    """What was decomposed."""
     target: str | None = None
-    """What was written."""
 
     @property
     def ratio(self) -> float:

@@ -13,9 +13,7 @@ class MeasuredPeak(Noun):
     """What a test (or any block of code) held at its highest moment, in one pool."""
 
     name: str
-    """The test."""
     pool: Pool
-    """Where."""
     bytes: int
     """The most it held beyond what was held when it began."""
     bound: int
@@ -23,7 +21,6 @@ class MeasuredPeak(Noun):
     started_with: int
     """Bytes that were held when it began; not counted."""
     known: Known
-    """How `bytes` is known."""
     how: str
     """How it was measured, one sentence."""
     budget: int | None = None

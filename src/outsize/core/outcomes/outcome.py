@@ -14,9 +14,7 @@ class Outcome(Noun):
     """A finished run."""
 
     plan: Plan
-    """What it was to hold, read and write."""
     seconds: float
-    """How long it took."""
     measured: int | None
     """The most that the process held beyond what it held before; None where nobody measured."""
     results: tuple[StoredArray, ...]

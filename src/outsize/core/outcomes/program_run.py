@@ -14,17 +14,14 @@ class ProgramRun(Noun):
     """What was seen of a program."""
 
     command: tuple[str, ...]
-    """What was run."""
     status: int
     """Its exit status, as a shell gives it."""
     seconds: float
-    """How long it ran."""
     peak: int | None
     """The most bytes of RAM that all its processes were seen to hold, file pages left out; None where nobody could look."""
     largest: int | None
     """The most bytes of RAM that one of its processes held, file pages included: the kernel's own count, exact."""
     processes: int
-    """How many processes were seen."""
     timeline: tuple[Moment, ...] = ()
     """Bytes of all its processes over time."""
     lines: tuple[Part, ...] = ()

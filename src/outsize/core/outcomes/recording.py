@@ -20,9 +20,7 @@ class ProcessSample(Noun):
     """One process of the tree at one moment."""
 
     pid: int
-    """Its id."""
     name: str
-    """Command name."""
     anonymous: int
     """Bytes of RAM that are not file pages: its own, and those it shares with the process it was forked from."""
     shared: int = 0
@@ -75,9 +73,7 @@ class GpuSample(Noun):
     used: int | None
     """Bytes taken, by whomever."""
     free: int | None
-    """Bytes left."""
     total: int | None
-    """Bytes it has."""
     utilisation: float | None = None
     """Share of the last moments in which a kernel ran, 0 to 1."""
     holders: tuple[Holder, ...] = ()
@@ -89,7 +85,6 @@ class AllocatorSample(Noun):
     """One allocator inside a cooperating process."""
 
     pid: int
-    """The process."""
     framework: str
     """`malloc` (the C library and Python), `torch`, `tensorflow`, `jax`."""
     device: str
@@ -113,7 +108,6 @@ class Sample(Noun):
     time: float
     """Seconds since the start of the recording."""
     host: HostSample
-    """RAM."""
     gpus: tuple[GpuSample, ...] = ()
     """One per GPU; empty where none can be read."""
     allocators: tuple[AllocatorSample, ...] = ()
@@ -162,7 +156,6 @@ class Finding(Noun):
     chain: tuple[str, ...] = ()
     """From the name down to what is kept."""
     count: int | None = None
-    """How many objects it keeps."""
     grown: int = 0
     """Bytes it grew while it was watched."""
     per_step: float | None = None
@@ -184,7 +177,6 @@ class Note(Noun):
     time: float
     """Seconds since the start of the recording."""
     text: str
-    """One sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +192,6 @@ class Head(Noun):
     interval: float
     """Seconds between samples that were asked for."""
     machine: Reading | None = None
-    """The machine at the start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -208,9 +199,7 @@ class Recording(Noun):
     """A watched run."""
 
     head: Head
-    """What was watched."""
     samples: tuple[Sample, ...] = ()
-    """In order of time."""
     marks: tuple[Mark, ...] = ()
     """Named moments, in order of time."""
     findings: tuple[Finding, ...] = ()

@@ -14,7 +14,6 @@ class ShrinkCandidate(Noun):
     """One method at one place of the model, measured alone."""
 
     method: str
-    """Name of the method."""
     site: str
     """Name of the layer or block."""
     level: str

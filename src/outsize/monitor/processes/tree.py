@@ -19,9 +19,7 @@ class ProcessReading(Noun):
     """One process at one moment."""
 
     pid: int
-    """Its id."""
     name: str
-    """Command name."""
     anonymous: int
     """Bytes of RAM that are its own."""
     shared: int

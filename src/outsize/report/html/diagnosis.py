@@ -12,7 +12,6 @@ from outsize.report.text.diagnosis import evidence_rows
 
 
 def lay_out(diagnosis: Diagnosis) -> Page:
-    """The diagnosis as a page."""
     parts: list[Part] = [_verdict(diagnosis)]
     if diagnosis.history is not None:
         parts += over_time(diagnosis.history)

@@ -16,7 +16,6 @@ WIDE, HIGH = 220, 110
 
 
 def lay_out(factoring: Factoring) -> Page:
-    """The factors as a page."""
     rows = "".join(f"<tr><th>{name}</th><td>{escape(words)}</td></tr>" for name, words in facts_of(factoring))
     panels = "".join(_svg(spectrum) for spectrum in factoring.spectra if shown_values(spectrum))
     notes = "".join(f"<p>{escape(note)}</p>" for note in factoring.notes)

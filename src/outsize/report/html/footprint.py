@@ -11,7 +11,6 @@ from outsize.report.text.footprint import fewest_of, phases_of
 
 
 def lay_out(footprint: Footprint) -> Page:
-    """The footprint as a page."""
     parts: list[Part] = [_verdict(footprint)]
     if footprint.timeline:
         parts.append(_timeline(footprint))

@@ -11,7 +11,6 @@ from outsize.report.html.timeline import Layer, Timeline
 
 
 def lay_out(history: AllocatorHistory) -> Page:
-    """The history as a page."""
     peak = (
         f"{format_bytes(history.peak_bytes)} in use at the peak, {format_bytes(history.reserved)} reserved at the end"
     )
@@ -43,7 +42,6 @@ def over_time(history: AllocatorHistory) -> list[Part]:
 
 
 def map_of(history: AllocatorHistory) -> MemoryMap:
-    """The segments at the end."""
     return MemoryMap(
         title="Allocator map at the end", rows=history.segments,
         left_out=history.segments_left_out, left_out_bytes=history.bytes_left_out,

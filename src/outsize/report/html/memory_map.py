@@ -20,13 +20,11 @@ class MemoryMap:
     """Segments, the longest first."""
 
     title: str
-    """What it shows."""
     rows: tuple[HeldSegment, ...]
     """Segments, the longest first."""
     left_out: int = 0
     """Segments that are not drawn."""
     left_out_bytes: int = 0
-    """Their bytes."""
 
     def html(self, small: bool) -> str:
         """Rows of SVG. Solid is in use, hatched is partly in use, empty is held unused."""

@@ -28,19 +28,16 @@ class Page:
     """What stands on a page."""
 
     title: str
-    """What it is about."""
     parts: tuple[Part, ...] = ()
     """From top to bottom."""
     drawn: str = ""
     """HTML that was made elsewhere, below the parts."""
 
     def body(self, small: bool) -> str:
-        """All parts as HTML."""
         return "\n".join(part.html(small) for part in self.parts) + self.drawn
 
 
 def write_page(page: Page) -> str:
-    """The whole document."""
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'

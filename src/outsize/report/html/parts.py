@@ -58,7 +58,6 @@ class Grid:
     """A table."""
 
     title: str
-    """What it shows."""
     columns: tuple[str, ...]
     """Titles of the columns; one that ends in `>` holds numbers and is set to the right, one that ends in `#` holds code."""
     rows: Sequence[Sequence[str]]
@@ -105,7 +104,6 @@ class Bars:
     """Bytes side by side."""
 
     title: str
-    """What they are."""
     rows: tuple[Bar, ...]
     """In the order in which they are shown."""
     limit: int | None = None
@@ -170,9 +168,7 @@ class Sentences:
     """A list of sentences."""
 
     title: str
-    """What they are."""
     lines: tuple[str, ...]
-    """One each."""
 
     def html(self, small: bool) -> str:
         """A list; in a notebook its first lines."""

@@ -12,7 +12,6 @@ from outsize.report.text.plan import held_of
 
 
 def lay_out(plan: Plan) -> Page:
-    """The plan as a page."""
     parts: list[Part] = [_verdict(plan)]
     parts += [_peaks(plan, number) for number in range(len(plan.budgets))]
     if any(step.tile for step in plan.steps):

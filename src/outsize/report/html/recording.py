@@ -17,7 +17,6 @@ FOREIGN = 3
 
 
 def lay_out(recording: Recording) -> Page:
-    """The recording as a page."""
     parts: list[Part] = [_verdict(recording)]
     parts += [_finding(finding) for finding in recording.findings]
     if recording.samples:

@@ -14,7 +14,6 @@ MOST = 48
 
 
 def lay_out(replay: Replay) -> Page:
-    """The replay as a page."""
     end = replay.out_of_memory
     highest = f"{format_bytes(replay.peak.reserved)} reserved at event {replay.peak_event:,} ({replay.known})"
     ran = Verdict(

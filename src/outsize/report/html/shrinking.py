@@ -17,7 +17,6 @@ NAMES = {"·": "one candidate alone", "o": "a set", "+": "as it was", "X": "take
 
 
 def lay_out(plan: Shrinking) -> Page:
-    """The plan as a page."""
     notes = "".join(f"<p>{escape(note)}</p>" for note in plan.notes)
     picture = _svg(plan) if points_of(plan) else ""
     return Page(title=headline(plan).plain, drawn=f"{picture}{_table(plan)}{notes}")

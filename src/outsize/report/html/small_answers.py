@@ -26,7 +26,6 @@ from outsize.report.text.sizing import SMALL, places_of, takes_of
 
 
 def lay_out(noun: Any) -> Page:
-    """The noun as a page."""
     makers: dict[type, Callable[[Any], Page]] = {
         Sizing: _sizing, Reading: _reading, Contents: _contents, Conversion: _conversion, Outcome: _outcome,
         ProgramRun: _program_run, MeasuredPeak: _measured_peak,

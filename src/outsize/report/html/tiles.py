@@ -20,7 +20,6 @@ class Tiles:
     """The tiles of all passes."""
 
     title: str
-    """What it shows."""
     steps: tuple[Step, ...]
     """The passes, in order."""
 

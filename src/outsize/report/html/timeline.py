@@ -31,7 +31,6 @@ class Layer:
     name: str
     """What holds the bytes."""
     values: Sequence[int]
-    """Bytes at each moment."""
     detail: str = ""
     """More about it, several lines: a stack, say."""
 
@@ -41,7 +40,6 @@ class Timeline:
     """Layers over time."""
 
     title: str
-    """What it shows."""
     times: Sequence[float]
     """Seconds, or numbers of events, rising."""
     unit: Literal["s", "event"]
@@ -105,7 +103,6 @@ def _thin(timeline: Timeline, most: int) -> Timeline:
 
 
 def _draw(timeline: Timeline) -> str:
-    """The standing picture."""
     times, totals = timeline.times, _totals(timeline)
     outline = timeline.outline.values if timeline.outline else ()
     highest = max([*totals, *outline, 1])

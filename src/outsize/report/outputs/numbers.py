@@ -16,7 +16,6 @@ class Number(NamedTuple):
     labels: tuple[tuple[str, str], ...]
     """Which one of several: the GPU, the allocator."""
     value: float
-    """The number."""
 
     @property
     def path(self) -> str:

@@ -71,7 +71,6 @@ class MetricsServer:
             (self._findings.discard if item.ended else self._findings.add)(culprit)
 
     def close(self) -> None:
-        """Stop answering."""
         self._server.shutdown()
         self._server.server_close()
 

@@ -14,7 +14,6 @@ from outsize.report.text.layout import Rows, make_table
 
 
 def draw(contents: Contents) -> RenderableType:
-    """One screen."""
     disk = "" if contents.on_disk is None else f", {format_bytes(contents.on_disk)} on disk"
     many = f", {contents.count} arrays" if contents.count > 1 else ""
     head = Text.assemble((contents.path, "bold"), f": {contents.format}{many}{disk}")

@@ -20,7 +20,6 @@ _KINDS = {"message": "the message says", "machine": "the machine says", "inferre
 
 
 def draw(diagnosis: Diagnosis) -> RenderableType:
-    """One screen."""
     if diagnosis.cause is None:
         calm = Text("Not an out-of-memory failure, as far as this says.", style="green")
         return Group(calm, *_rest(diagnosis)) if diagnosis.evidence else calm

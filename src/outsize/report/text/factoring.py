@@ -27,7 +27,6 @@ LOWEST = 1e-9
 
 
 def draw(factoring: Factoring) -> RenderableType:
-    """One screen."""
     lines: list[RenderableType] = [title_of(factoring)]
     lines += [Text(f"{name} {words}") for name, words in facts_of(factoring)]
     spectra = [spectrum for spectrum in factoring.spectra if shown_values(spectrum)]

@@ -13,7 +13,6 @@ from outsize.report.text.layout import make_table
 
 
 def draw(plan: FitPlan) -> RenderableType:
-    """One screen."""
     blocks: list[RenderableType] = [_headline(plan), Text(), _phases(plan)]
     if plan.seconds:
         blocks += [Text(), _speed(plan)]

@@ -28,7 +28,6 @@ MARGIN = 14
 
 
 def draw(footprint: Footprint | Receipt) -> RenderableType:
-    """One screen."""
     if isinstance(footprint, Receipt):
         return _receipt(footprint)
     lines: list[RenderableType] = [_verdict(footprint), _peaks(footprint)]
@@ -82,7 +81,6 @@ def _table_of_ways(footprint: Footprint, columns: int) -> Table:
 
 
 def _receipt(receipt: Receipt) -> RenderableType:
-    """Projected beside measured."""
     found = (
         ("allocated", receipt.projected_allocated, receipt.measured_allocated, receipt.allocated_error),
         ("reserved", receipt.projected_reserved, receipt.measured_reserved, receipt.reserved_error),

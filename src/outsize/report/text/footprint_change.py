@@ -14,7 +14,6 @@ MOST = 6
 
 
 def draw(change: FootprintChange) -> RenderableType:
-    """One screen."""
     lines: list[RenderableType] = [_verdict(change), _table("peak", change.peaks)]
     for title, changes in (("by kind", change.parts), ("by module", change.modules), ("by line", change.lines)):
         if changes:

@@ -13,7 +13,6 @@ _PLACES = {"host": "RAM"}
 
 
 def draw(peak: MeasuredPeak) -> RenderableType:
-    """A few lines."""
     lines: list[RenderableType] = [_verdict(peak)]
     if peak.line is not None:
         lines.append(Text(f"at {peak.line}, where {format_bytes(peak.seen)} were seen"))

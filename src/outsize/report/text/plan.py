@@ -18,7 +18,6 @@ WIDE, NARROW = 96, 72
 
 
 def draw(plan: Plan) -> RenderableType:
-    """One screen."""
     lines: list[RenderableType] = [_verdict(plan), *_workers(plan), ByWidth(lambda columns: _steps(plan, columns))]
     for number, step in enumerate(plan.steps, start=1):
         lines += [Padding(f"{number}: {note}", (0, 0, 0, 2)) for note in step.notes]

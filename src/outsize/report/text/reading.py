@@ -14,7 +14,6 @@ COLUMNS = ("memory", "total>", "available>", "in use>", "limited by")
 
 
 def draw(reading: Reading) -> RenderableType:
-    """One screen."""
     rows = [
         (title_of(pool), format_bytes(pool.total), format_bytes(pool.available), _bar(pool), limited_by(pool))
         for pool in reading.pools
@@ -73,7 +72,6 @@ def _details(pool: PoolReading) -> list[str]:
 
 
 def _arena(arena: Arena) -> list[str]:
-    """What a framework in this process has taken."""
     place = f"GPU {arena.pool.index}" if arena.pool.kind == "device" else "RAM"
     counts = (("in use", arena.in_use), ("at most", arena.peak), ("taken", arena.reserved), ("may take", arena.limit))
     told = ", ".join(f"{word} {format_bytes(size)}" for word, size in counts if size is not None)

@@ -14,7 +14,6 @@ MOST_SEGMENTS = 16
 
 
 def draw(replay: Replay) -> RenderableType:
-    """One screen."""
     rows = [(name, f"{value:,}", format_bytes(value)) for name, value in replay.peak._asdict().items()]
     table = make_table(("peak", "bytes>", ">"), rows, padding=(0, 2, 0, 0))
     lines: list[RenderableType] = [

@@ -25,7 +25,6 @@ NOTES = 8
 
 
 def draw(plan: Shrinking) -> RenderableType:
-    """One screen."""
     blocks: list[RenderableType] = [headline(plan)]
     if points_of(plan):
         blocks += [Text(), ByWidth(lambda columns: _picture(plan, columns))]

@@ -12,7 +12,6 @@ from outsize.report.text.outcome import took
 
 
 def draw(made: Simulation) -> RenderableType:
-    """One screen."""
     cost = "" if made.cost is None else f", cost {made.cost:,.2f}"
     lines: list[RenderableType] = [
         Text(

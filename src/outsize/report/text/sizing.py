@@ -17,7 +17,6 @@ _FITS = {True: ("fits", "green"), False: ("does not fit", "red"), None: ("unknow
 
 
 def draw(sizing: Sizing) -> RenderableType:
-    """One screen."""
     blocks: list[RenderableType] = [_headline(sizing)]
     if len(sizing.parts) > 1:
         blocks += [Text(), _parts(sizing)]
