@@ -78,7 +78,7 @@ def test_an_array_behind_an_address_is_read_by_ranges():
         np.testing.assert_array_equal(x[17:900:3, 1].compute(), A[17:900:3, 1])
     files.pipe("/cut.npy", files.cat("/C.npy")[:-8])
     files.pipe("/text.npy", b"no array at all")
-    for name, said in (("cut", "cut short"), ("text", "is no .npy file"), ("none", "no such file")):
+    for name, said in (("cut", "cut short"), ("text", "is not a .npy file"), ("none", "no such file")):
         with pytest.raises(outsize.StoreError, match=said):
             outsize.open(f"memory://{name}.npy")
     with pytest.raises(outsize.InputError, match="cannot be written in place"):

@@ -314,7 +314,6 @@ class LazyRows(Store):
                     f"save it first, and feed what was saved"
                 )
         self.name, self.shape, self.dtype = node.label(), node.shape, node.dtype
-        self.granule = tuple(min(1, length) for length in node.shape)
         self.paths = tuple(path for n in walk(node) if isinstance(n, Source) for path in n.store.paths)
         self._node = node
 

@@ -106,7 +106,6 @@ class ScratchStore(FlatStore):
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
         self.shape, self.dtype, self.name = shape, dtype, name
         self.layout = FlatLayout(shape, dtype, 0)
-        self.granule = tuple(min(length, 1) for length in shape)
 
 
 class Scratch(FlatSink):
@@ -116,7 +115,6 @@ class Scratch(FlatSink):
         self.shape, self.dtype, self.name = shape, dtype, name
         self.partial = "scratch"
         self.layout = FlatLayout(shape, dtype, 0)
-        self.granule = tuple(min(length, 1) for length in shape)
         self.reader = ScratchStore(shape, dtype, name)
         self.nbytes = self.layout.nbytes
 

@@ -354,7 +354,6 @@ class _Part(SeenSink):
         self.sink, self.region = sink, region
         self.name, self.dtype, self.partial, self.order = sink.name, sink.dtype, "", sink.order
         self.shape = tuple(b - a for a, b in region)
-        self.granule = tuple(min(1, n) for n in self.shape)
 
     def _under(self, region: Region) -> Region:
         return tuple((a + start, b + start) for (a, b), (start, _) in zip(region, self.region, strict=True))

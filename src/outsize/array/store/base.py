@@ -93,11 +93,14 @@ class Stored(abc.ABC):
     """Lengths of the axes."""
     dtype: np.dtype[Any]
     """Element type as stored, byte order included."""
-    granule: tuple[int, ...]
-    """Shape of the smallest piece that is cheap to move: a chunk, or one stretch of contiguous bytes. Regions of a sink that are
-    cut at multiples of it are written without reading anything back; other cuts may not be parallel."""
     order: tuple[int, ...] | None = None
     """Axes from the slowest to the fastest where it lies; None is C order."""
+
+    @functools.cached_property
+    def granule(self) -> tuple[int, ...]:
+        """Shape of the smallest piece that is cheap to move: a chunk, or an element of what lies in one stretch. Regions
+        of a sink that are cut at multiples of it are written without reading anything back; other cuts may not be parallel."""
+        return tuple([min(length, 1) for length in self.shape])
 
     @abc.abstractmethod
     def extent(self, region: Region) -> int:

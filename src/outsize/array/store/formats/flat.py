@@ -143,7 +143,6 @@ class FlatStore(Store):
         self.paths = (file.path,)
         self.layout = FlatLayout(shape, dtype, offset, order)
         self.order = self.layout.order
-        self.granule = tuple(min(length, 1) for length in shape)
         if len(shape) > _AXES:
             raise StoreError(f"{self.name} says {len(shape)} axes: NumPy has at most {_AXES}", path=file.path)
         missing = offset + self.layout.nbytes - file.size
@@ -251,7 +250,6 @@ class FlatSink(Sink):
         """`reopen` opens the finished file; without it, it is opened as what it was written as."""
         self.name, self.partial, self.shape, self.dtype = target, partial_path(target), shape, dtype
         self.layout = FlatLayout(shape, dtype, len(header))
-        self.granule = tuple(min(length, 1) for length in shape)
         self._header, self._reopen = header, reopen
 
     def __getstate__(self) -> dict[str, Any]:

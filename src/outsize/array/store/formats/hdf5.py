@@ -29,6 +29,7 @@ from outsize.array.store.base import (
     round_up,
 )
 from outsize.array.store.formats.flat import FlatLayout, FlatSink, FlatStore
+from outsize.array.store.formats.pieces import Decoded
 from outsize.array.store.io.chunks import cut_regular
 from outsize.array.store.io.file import AlignedFile, naming, sync_path, telling
 from outsize.array.store.io.partial import forget_earlier, partial_path, publish
@@ -125,7 +126,7 @@ def _told(path: str) -> AbstractContextManager[None]:
     return telling(f"HDF5 cannot read or write {path}", path)
 
 
-class Hdf5Store(Store):
+class Hdf5Store(Decoded):
     """A chunked, virtual, external or compact dataset, through h5py."""
 
     def __init__(self, path: str, name: str, dataset: Any, *, borrowed: bool = False) -> None:
@@ -151,14 +152,9 @@ class Hdf5Store(Store):
             return self.bytes_of(region)
         return count_chunks(region, self._chunk) * self._chunk_bytes
 
-    def read(self, region: Region, buffer: Buffer) -> Block:
-        used = self.bytes_of(region)
-        block = buffer[:used].view(self.dtype).reshape(region_shape(region))
-        give_back(buffer[round_up(used) :])
-        if used:
-            with _told(self._path):
-                self._dataset.read_direct(block, tuple(slice(*axis) for axis in region))
-        return block
+    def decode(self, region: Region, block: Block) -> None:
+        with _told(self._path):
+            self._dataset.read_direct(block, tuple(slice(*axis) for axis in region))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_file, (self._path, Options(key=self._dataset.name, mode=self._file.mode))

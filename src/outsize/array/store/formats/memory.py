@@ -31,7 +31,6 @@ class MemoryStore(Store):
         self.array = np.asarray(array)
         self.name = name
         self.shape, self.dtype = self.array.shape, self.array.dtype
-        self.granule = tuple(min(length, 1) for length in self.shape)
         self.order = tuple(sorted(range(self.array.ndim), key=lambda axis: -abs(self.array.strides[axis])))
         self._writable = writable
 
@@ -67,7 +66,6 @@ class MemorySink(Sink):
         """False where the array is a user's: its memory is not in our budget."""
         self.name = name
         self.shape, self.dtype = array.shape, array.dtype
-        self.granule = tuple(min(length, 1) for length in array.shape)
         self.order = tuple(sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis])))
 
     def extent(self, region: Region) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.store.base import Block, Buffer, Region, Store, give_back, region_shape, round_up
-from outsize.array.store.formats.pieces import touched
+from outsize.array.store.base import Block, Region, Store, round_up
+from outsize.array.store.formats.pieces import Decoded, touched
 from outsize.array.store.options import Options
 from outsize.core.errors import InputError, StoreError
 from outsize.core.extras import need
@@ -127,10 +127,8 @@ class ArrowColumns:
             reader = self._open(file, [])
             self.schema = reader.schema
             widths = [field.type.bit_width if _is_number(field.type) else 1 << 30 for field in reader.schema]
-            if widths:
-                reader = self._open(
-                    file, [int(np.argmin(widths))]
-                )  # how many rows a batch has is known with a column of it
+            if widths:  # how many rows a batch has is known with a column of it
+                reader = self._open(file, [int(np.argmin(widths))])
             self.counts = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
 
     def _open(self, file: Any, places: list[int]) -> Any:
@@ -165,7 +163,7 @@ class ArrowColumns:
                     yield iter([read.column(name)])
 
 
-class ColumnStore(Store):
+class ColumnStore(Decoded):
     """Columns side by side, or one of them."""
 
     def __init__(
@@ -188,12 +186,7 @@ class ColumnStore(Store):
         columns = 1 if self._flat else region[1][1] - region[1][0]
         return int((self._edges[last] - self._edges[first]) * columns * self.dtype.itemsize)
 
-    def read(self, region: Region, buffer: Buffer) -> Block:
-        size = self.bytes_of(region)
-        block = np.ndarray(region_shape(region), self.dtype, buffer[:size].data)
-        if not size:
-            return block
-        give_back(buffer[round_up(size) :])
+    def decode(self, region: Region, block: Block) -> None:
         columns = [block] if self._flat else [block[:, place] for place in range(block.shape[1])]
         names = self._names if self._flat else self._names[slice(*region[1])]
         try:
@@ -202,7 +195,6 @@ class ColumnStore(Store):
                     self._fill(column, region[0], group, name, parts)
         except (_library().ArrowException, OSError) as error:
             raise StoreError(f"{self.name} cannot be decoded: {error}", path=self.name) from None
-        return block
 
     def _fill(self, column: Block, wanted: tuple[int, int], group: int, name: str, parts: Iterator[Any]) -> None:
         """What a row group has of the wanted rows of a column."""

@@ -7,6 +7,7 @@ before the call, so that the process holds no more than the plan says.
 
 from __future__ import annotations
 
+import abc
 import bisect
 import contextlib
 import itertools
@@ -33,7 +34,23 @@ def touched(edges: Sequence[int], region: Region) -> tuple[int, int]:
     return bisect.bisect_right(edges, start) - 1, bisect.bisect_left(edges, stop)
 
 
-class PieceStore(Store):
+class Decoded(Store):
+    """An array that a library decodes, in memory of its own."""
+
+    @abc.abstractmethod
+    def decode(self, region: Region, block: Block) -> None:
+        """A region, which has elements, into a block."""
+
+    def read(self, region: Region, buffer: Buffer) -> Block:
+        size = self.bytes_of(region)
+        block = np.ndarray(region_shape(region), self.dtype, buffer[:size].data)
+        if size:
+            give_back(buffer[round_up(size) :])
+            self.decode(region, block)
+        return block
+
+
+class PieceStore(Decoded):
     """Rows in pieces that are decoded whole, each in as many bytes as it has and `decoding` more."""
 
     def __init__(
@@ -57,12 +74,7 @@ class PieceStore(Store):
         first, last = touched(self._edges, region)
         return last - first
 
-    def read(self, region: Region, buffer: Buffer) -> Block:
-        size = self.bytes_of(region)
-        block = np.ndarray(region_shape(region), self.dtype, buffer[:size].data)
-        if not size:
-            return block
-        give_back(buffer[round_up(size) :])
+    def decode(self, region: Region, block: Block) -> None:
         start, stop = region[0]
         for number in range(*touched(self._edges, region)):
             first, last = self._edges[number], self._edges[number + 1]
@@ -75,10 +87,9 @@ class PieceStore(Store):
             inner = tuple(slice(a, b) for a, b in region[1:])
             block[low - start : high - start] = piece[(slice(low - first, high - first), *inner)]
             del piece
-        return block
 
 
-class ObjectStore(Store):
+class ObjectStore(Decoded):
     """An object that gives any region of itself; what it allocates is taken for `memory` times the region."""
 
     def __init__(
@@ -87,7 +98,8 @@ class ObjectStore(Store):
         self._source, self._memory = source, memory
         self.shape, self.dtype = tuple(int(n) for n in source.shape), np.dtype(source.dtype)
         self.name = name or type(source).__name__
-        self.granule = granule or tuple(min(n, 1) for n in self.shape)
+        if granule:
+            self.granule = granule
 
     def extent(self, region: Region) -> int:
         """Where the grid that a region lies on and that of granules do not nest, a region like it may touch a granule more."""
@@ -111,22 +123,11 @@ class ObjectStore(Store):
         touched = [(min(n, -(-b // g) * g) - a // g * g) if a < b else 0 for (a, b), g, n in spans]
         return math.prod(touched) * self.dtype.itemsize
 
-    def read(self, region: Region, buffer: Buffer) -> Block:
-        size = self.bytes_of(region)
-        block = np.ndarray(region_shape(region), self.dtype, buffer[:size].data)
-        if size:
-            give_back(buffer[round_up(size) :])
-            block[...] = np.asarray(self._source[tuple(slice(a, b) for a, b in region)])
-        return block
+    def decode(self, region: Region, block: Block) -> None:
+        block[...] = np.asarray(self._source[tuple(slice(a, b) for a, b in region)])
 
     def fingerprint(self) -> str:
         return f"{self.name} {self.shape} {self.dtype.str} {id(self._source)}"
-
-
-def _nests(start: int, stop: int, granule: int) -> bool:
-    """True where a span is one of equal spans from 0 on, which are whole granules or whole parts of one."""
-    size = stop - start
-    return size > 0 and start % size == 0 and (size % granule == 0 or granule % size == 0)
 
 
 class ObjectSink(InPlace):
@@ -141,7 +142,8 @@ class ObjectSink(InPlace):
     ) -> None:  # fmt: skip
         self._target, self._first = target, first
         self.name, self.shape, self.dtype = type(target).__name__, shape, dtype
-        self.granule = granule or tuple(min(n, 1) for n in shape)
+        if granule:
+            self.granule = granule
         self._turn: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if granule else threading.Lock()
 
     def extent(self, region: Region) -> int:

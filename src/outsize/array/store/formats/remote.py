@@ -6,14 +6,14 @@ A .npy file is read by ranges of bytes, many at once; a zarr array by its chunks
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from outsize.array.store.base import Block, Buffer, Region, Store, give_back, region_shape, round_up
-from outsize.array.store.formats.flat import FlatLayout
+from outsize.array.store.formats.flat import FlatLayout, offsets
+from outsize.array.store.formats.npy import read_header
 from outsize.array.store.io.addresses import Address, open_files
 from outsize.array.store.options import Options
 from outsize.core.errors import InputError, StoreError
@@ -49,24 +49,10 @@ class RemoteNpy(Store):
         self._objects = Address(path, files, inside)
         self._size = int(files.info(inside)["size"])
         head = io.BytesIO(files.cat_file(inside, start=0, end=min(self._size, _HEAD)))
-        try:
-            version = np.lib.format.read_magic(head)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            self.shape, turned, self.dtype = read(head)
-        except ValueError as error:
-            raise StoreError(f"{path} is no .npy file: {error}", path=path) from None
-        if self.dtype.hasobject:
-            raise StoreError(f"{path} holds Python objects, which are never read", path=path)
-        self._start = head.tell()
-        if self._size < self._start + math.prod(self.shape) * self.dtype.itemsize:
+        self.shape, self.dtype, self.order, start = read_header(head, path)
+        self._layout = FlatLayout(self.shape, self.dtype, start, self.order)
+        if self._size < start + self._layout.nbytes:
             raise StoreError(f"{path} has {self._size} bytes and its header promises more: it is cut short", path=path)
-        self.order = tuple(reversed(range(len(self.shape)))) if turned else None
-        lying = tuple(reversed(self.shape)) if turned else self.shape
-        self._layout = FlatLayout(lying, self.dtype, self._start)
-        self.granule = tuple(min(1, n) for n in self.shape)
-
-    def _lying(self, region: Region) -> Region:
-        return tuple(reversed(region)) if self.order else region
 
     def extent(self, region: Region) -> int:
         size = self.bytes_of(region)
@@ -76,36 +62,25 @@ class RemoteNpy(Store):
         return self.bytes_of(region)
 
     def read(self, region: Region, buffer: Buffer) -> Block:
-        lying, size = self._lying(region), self.bytes_of(region)
+        lying, size = self._layout.turn(region), self.bytes_of(region)
         block = np.ndarray(region_shape(lying), self.dtype, buffer[:size].data)
         if size:
             give_back(buffer[round_up(size) :])
-            flat = buffer[:size]
-            pieces = list(self._ranges(lying))
+            flat, pieces = buffer[:size], list(self._ranges(lying))
 
             def fetch(piece: tuple[int, int, int], _: int) -> None:
-                at, low, high = piece
-                self._objects.read_range("", low, flat[at : at + high - low])
+                place, start, length = piece
+                self._objects.read_range("", start, flat[place : place + length])
 
             self._objects.each(fetch, pieces, min(self._objects.lanes, len(pieces)))
-        return block.transpose() if self.order else block
+        return self._layout.turn_back(block)
 
-    def _ranges(self, region: Region) -> Iterator[tuple[int, int, int]]:
-        """(place in the block, first byte, end) of what is wanted, in order, none longer than a request."""
-        strides = [self.dtype.itemsize * math.prod(self._layout.shape[axis + 1 :]) for axis in range(len(region))]
-        inner = len(region)
-        while inner and region[inner - 1] == (0, self._layout.shape[inner - 1]):
-            inner -= 1
-        lead, axis = region[: max(0, inner - 1)], max(0, inner - 1)
-        length = strides[axis] * (region[axis][1] - region[axis][0]) if region else self.dtype.itemsize
-        first = strides[axis] * region[axis][0] if region else 0
-        place = 0
-        for index in np.ndindex(*region_shape(lead)):
-            at = self._start + first + sum((a + i) * s for (a, _), i, s in zip(lead, index, strides, strict=False))
-            for low in range(at, at + length, _RANGE):
-                high = min(at + length, low + _RANGE)
-                yield place, low, high
-                place += high - low
+    def _ranges(self, lying: Region) -> Iterator[tuple[int, int, int]]:
+        """(place in the block, first byte, bytes) of what is wanted, in order, none longer than a request."""
+        runs = self._layout.runs(lying)
+        for number, (_, offset) in enumerate(offsets(runs)):
+            for low in range(0, runs.length, _RANGE):
+                yield number * runs.length + low, offset + low, min(_RANGE, runs.length - low)
 
     def fingerprint(self) -> str:
         return f"{self.name} {self._size} {self._files.ukey(self._inside)}"
