@@ -7,7 +7,6 @@ float64. A file is written beside its target and renamed when it is complete.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -22,7 +21,7 @@ from outsize.array.run.execute import run_schedule
 from outsize.array.store.base import Block, Store
 from outsize.array.store.formats import safetensors
 from outsize.array.store.formats.flat import FlatStore
-from outsize.array.store.io.file import naming
+from outsize.array.store.io.file import naming, written_whole
 from outsize.array.store.io.partial import hold, partial_path, publish
 from outsize.array.store.options import DEFAULT, Options
 from outsize.array.store.registry import describe_sink, open_store
@@ -172,8 +171,10 @@ def save_factors(factored: Factored, path: str) -> Factored:
     header = safetensors.make_header(
         {"__metadata__": _write_facts(factored, pairs)} | safetensors.describe_tensors(arrays)
     )
-    with hold(path), naming(path):
-        _write_whole(path, [header, *(array.reshape(-1).view(np.uint8).data for array in arrays.values())])
+    with hold(path), naming(path), written_whole(path, partial_path(path), publish) as file:
+        file.write(header)
+        for array in arrays.values():
+            file.write(array.reshape(-1).view(np.uint8).data)
     return Factored.of(form, factored.facts, path)
 
 
@@ -194,22 +195,6 @@ def _check_suffix(path: str, form: Resident) -> None:
         raise InputError(f"{path} names another format than {form.method}: write {form.suffixes[0]} or .safetensors")
     if os.path.isdir(path):
         raise InputError(f"{path} is a folder: it is not overwritten by a file")
-
-
-def _write_whole(path: str, pieces: list[Any]) -> None:
-    """All or nothing under the final name."""
-    partial = partial_path(path)
-    try:
-        with open(partial, "wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-        publish(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise
 
 
 def save_narrow(

@@ -11,6 +11,7 @@ import os
 
 from outsize.array.store.base import Store
 from outsize.array.store.io.addresses import is_remote
+from outsize.array.store.io.narrow_floats import stored_as
 from outsize.array.store.options import split_key
 from outsize.array.store.registry import find_format, open_store
 from outsize.core.contents import Contents, StoredArray
@@ -46,8 +47,7 @@ def show(path: str | os.PathLike[str]) -> Contents:
 
 
 def _describe(store: Store, chunked: bool) -> StoredArray:
-    key, dtype = store.name.partition("::")[2], getattr(store, "narrow", store.dtype.name)
-    size = 2 if dtype == "bfloat16" else store.dtype.itemsize
+    key, (dtype, size) = store.name.partition("::")[2], stored_as(store)
     return StoredArray(
         key=key, shape=store.shape, dtype=dtype, bytes=math.prod(store.shape) * size,
         chunks=tuple(store.granule) if chunked and store.granule != store.shape else None,

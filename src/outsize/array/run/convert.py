@@ -26,6 +26,7 @@ from outsize.array.run.execute import run_schedule
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store
 from outsize.array.store.io.addresses import is_remote
 from outsize.array.store.io.chunks import choose_chunks
+from outsize.array.store.io.narrow_floats import stored_as
 from outsize.array.store.io.partial import hold
 from outsize.array.store.options import as_numpy, split_key
 from outsize.array.store.registry import describe_sink, is_bfloat16, open_store
@@ -69,13 +70,12 @@ def convert(
         prepared = prepare(root, sink, budget, name=f"convert {measured.name}")
         run_prepared(prepared, lambda work: _run(work, listener))
     store.close()
-    elements = math.prod(store.shape)
+    elements, (before, size) = math.prod(store.shape), stored_as(store)
     name = "bfloat16" if narrow else wanted.name
     cost = measured.meter.read()
     return Conversion(
         source=store.name, target=None if target is None else os.fspath(target), shape=store.shape,
-        dtype_before=getattr(store, "narrow", store.dtype.name), dtype_after=name,
-        bytes_before=elements * (store.dtype.itemsize if not hasattr(store, "narrow") else _narrow_size(store)),
+        dtype_before=before, dtype_after=name, bytes_before=elements * size,
         bytes_after=elements * (2 if narrow else wanted.itemsize), precision=cost, budget=prepared.budget.host or 0,
         seconds=time.perf_counter() - began, notes=(*_notes(cost, name), *((store.note,) if store.note else ())),
         plan=prepared.plan,
@@ -132,12 +132,6 @@ def _check_target(target: str, store: Store) -> None:
     for used in store.paths:
         if os.path.exists(path) and os.path.exists(used) and os.path.samefile(path, used):
             raise InputError(f"{path} is the input itself: choose another name for the output")
-
-
-def _narrow_size(store: Store) -> int:
-    from outsize.array.store.io.narrow_floats import NARROW
-
-    return NARROW[getattr(store, "narrow", "bfloat16")].itemsize
 
 
 def _notes(cost: Precision, name: str) -> list[str]:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.store.base import Block
+from outsize.array.store.io.file import written_whole
 from outsize.array.tuning import Tuning
 
 
@@ -91,12 +92,8 @@ class Journal:
 
     def keep(self, name: str, block: Block) -> None:
         """Put a result aside."""
-        path = os.path.join(self.folder, name + ".npy")
-        with open(path + ".part", "wb") as file:
+        with written_whole(os.path.join(self.folder, name + ".npy")) as file:
             np.save(file, block)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path + ".part", path)
         self._append([f"kept {name}\n"])
         self.kept.add(name)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from outsize.array.store.base import Block
 from outsize.array.store.io.addresses import is_remote, open_files
-from outsize.array.store.io.file import naming
+from outsize.array.store.io.file import naming, written_whole
 
 _PIECE = 1 << 20
 """Bytes of an array that are written at once where its rows lie apart."""
@@ -66,11 +66,8 @@ class SideFiles:
             files.pipe_file(inside, memory.getvalue())
             return
         part = self.path(f".{name}.{os.uname().nodename}-{os.getpid()}-{threading.get_ident()}")
-        with naming(part), open(part, "wb") as file:
+        with naming(part), written_whole(self.path(name), part) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, self.path(name))
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[Any]:

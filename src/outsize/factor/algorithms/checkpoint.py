@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.graph.node import Node, Source, structure, walk
+from outsize.array.store.io.file import written_whole
 from outsize.core.errors import ClusterError, InputError
 
 _PREFIX = "outsize-decompose-"
@@ -69,7 +70,8 @@ class Checkpoint:
         """From now on the folder is there, and every finished pass is noted."""
         if self.folder is not None and not self._started:
             os.makedirs(self.folder, exist_ok=True)
-            _write_json(os.path.join(self.folder, "header.json"), {"budget": self.budget})
+            with written_whole(os.path.join(self.folder, "header.json")) as file:
+                file.write(json.dumps({"budget": self.budget}).encode())
             self._started = True
 
     def save(self, stage: int, done: int, state: dict[str, Any]) -> None:
@@ -78,12 +80,8 @@ class Checkpoint:
             return
         began = time.monotonic()
         self.begin()
-        path = self._path(stage)
-        with open(path + ".part", "wb") as file:
+        with written_whole(self._path(stage)) as file:
             np.savez(file, **state, done=done)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(path + ".part", path)
         self._last = time.monotonic()
         self._cost = self._last - began
 
@@ -100,14 +98,6 @@ class Checkpoint:
         """The work is done, or is no longer wanted."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def _write_json(path: str, content: dict[str, Any]) -> None:
-    with open(path + ".part", "w") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(path + ".part", path)
 
 
 def digest_of(node: Node, arguments: str) -> str | None:

@@ -15,6 +15,7 @@ from outsize.array.store.base import Block, Buffer, Region, Store, give_back, re
 from outsize.array.store.formats.flat import FlatLayout, offsets
 from outsize.array.store.formats.npy import read_header
 from outsize.array.store.io.addresses import Address, open_files
+from outsize.array.store.io.objects import cut_short
 from outsize.array.store.options import Options
 from outsize.core.errors import InputError, StoreError
 
@@ -52,7 +53,7 @@ class RemoteNpy(Store):
         self.shape, self.dtype, self.order, start = read_header(head, path)
         self._layout = FlatLayout(self.shape, self.dtype, start, self.order)
         if self._size < start + self._layout.nbytes:
-            raise StoreError(f"{path} has {self._size} bytes and its header promises more: it is cut short", path=path)
+            raise cut_short(path, self._size)
 
     def extent(self, region: Region) -> int:
         size = self.bytes_of(region)

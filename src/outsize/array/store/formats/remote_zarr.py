@@ -11,6 +11,7 @@ import hashlib
 import math
 import os
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,12 @@ import numpy as np
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, give_back
 from outsize.array.store.formats.zarr import _EVERY_CHUNK, ZarrStore, load_zarr
 from outsize.array.store.io.addresses import Address, open_files
-from outsize.array.store.io.chunks import choose_chunks, cut_regular
+from outsize.array.store.io.chunks import cut_regular, on_grid, output_chunks
 from outsize.array.store.io.file import telling
 from outsize.array.store.options import Options
 from outsize.core.errors import InputError
 from outsize.core.units import MiB
 
-_CHUNK_TARGET = 8 * MiB
-"""Chunks of new arrays are at most this large."""
 _COPIES = 5
 """Chunks in memory while one is packed and sent: as given, packed, as an object of zarr, of the network's library, on its way."""
 _CONSTANT = 6 * MiB
@@ -64,8 +63,7 @@ class RemoteZarrSink(Sink):
         from outsize.machine.disk import default_scratch
 
         self.name, self.shape, self.dtype = path.rstrip("/"), shape, np.dtype(dtype)
-        chosen = options.chunks or choose_chunks(shape, self.dtype.itemsize, _CHUNK_TARGET)
-        self.granule = tuple(min(length, max(1, end)) for length, end in zip(chosen, shape, strict=True))
+        self.granule = output_chunks(options.chunks, shape, self.dtype.itemsize)
         place = hashlib.blake2b(self.name.encode(), digest_size=8).hexdigest()
         self.partial = os.path.join(default_scratch(current_system()), f".outsize-remote-{place}")
         self._compress = options.compress
@@ -110,12 +108,6 @@ class RemoteZarrSink(Sink):
             made = self._local.packer = array, memory
         return made
 
-    def _is_complete(self, region: Region) -> bool:
-        return all(
-            start % length == 0 and (stop % length == 0 or stop == end)
-            for (start, stop), length, end in zip(region, self.granule, self.shape, strict=True)
-        )
-
     def extent(self, region: Region) -> int:
         return _COPIES * self._chunk_bytes + _CONSTANT
 
@@ -123,22 +115,17 @@ class RemoteZarrSink(Sink):
         give_back(buffer)
         files, inside = open_files(self.name)
         for piece in cut_regular(region, self.granule):
-            if self._is_complete(piece.region):
-                self._send(files, inside, piece, block)
-            else:
-                with self._edge:  # one cut chunk at a time, with what is there of it
-                    self._send(files, inside, piece, block, again=True)
+            complete = on_grid(piece.region, self.granule, self.shape)
+            with nullcontext() if complete else self._edge:  # one cut chunk at a time, with what is there of it
+                self._send(files, inside, piece, block, again=not complete)
 
-    def _send(self, files: Any, inside: str, piece: Any, block: Block, *, again: bool = False) -> None:
+    def _send(self, files: Any, inside: str, piece: Any, block: Block, *, again: bool) -> None:
         array, memory = self._packer()
         key = array.metadata.encode_chunk_key(piece.chunk)
         with telling(f"{self.name} cannot be written", self.name):
             if again and files.exists(f"{inside}/{key}"):
-                memory[key] = (
-                    load_zarr()
-                    .core.buffer.default_buffer_prototype()
-                    .buffer.from_bytes(files.cat_file(f"{inside}/{key}"))
-                )
+                buffer = load_zarr().core.buffer.default_buffer_prototype().buffer
+                memory[key] = buffer.from_bytes(files.cat_file(f"{inside}/{key}"))
             array[tuple(slice(*axis) for axis in piece.region)] = block[piece.target]
             files.pipe_file(f"{inside}/{key}", memory.pop(key).to_bytes())
 

@@ -123,14 +123,7 @@ class Bfloat16Sink(SeenSink):
         size = math.prod(region_shape(region))
         return round_up(4 * size) + round_up(2 * size) + self.sink.extent(region)
 
-    def room(self, region: Region) -> int:
-        return Sink.room(self, region)
-
-    def sketch(self, region: Region) -> Block:
-        return Sink.sketch(self, region)
-
-    def lay(self, region: Region, buffer: Buffer) -> Block:
-        return Sink.lay(self, region, buffer)
+    room, sketch, lay = Sink.room, Sink.sketch, Sink.lay
 
     def write(self, region: Region, block: Block, buffer: Buffer) -> None:
         shape, size = region_shape(region), math.prod(region_shape(region))

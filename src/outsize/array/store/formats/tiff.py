@@ -58,13 +58,10 @@ def open_file(path: str, options: Options) -> Store:
         return store
     if pages == 0 or math.prod(shape) % pages:
         raise StoreError(f"{path}: {pages} pages do not make the shape {shape}", path=path)
-    single = pages == 1
-    rows = 1 if single else math.prod(shape) // pages // math.prod(shape[1:]) or 1
-    if not single and shape[0] * math.prod(shape[1:]) // pages % math.prod(shape[1:]):
-        return _by_first_axis(path, number, shape, dtype, pages, name, decoding)
-    edges = [0, shape[0]] if single else list(range(0, shape[0] + 1, rows))
-    load = functools.partial(_load, path=path, series=number, per=1, rest=None if single else (rows, *shape[1:]))
-    return PieceStore(name, shape, dtype, edges, load, decoding, (path,))
+    row, page = max(1, math.prod(shape[1:])), math.prod(shape) // pages
+    rows, per = (page // row, 1) if page % row == 0 else (1, pages // shape[0])  # or several pages make one row
+    load = functools.partial(_load, path=path, series=number, per=per, shape=(rows, *shape[1:]))
+    return PieceStore(name, shape, dtype, list(range(0, shape[0] + 1, rows)), load, decoding, (path,))
 
 
 def _decoding(page: Any) -> int:
@@ -79,16 +76,7 @@ def _decoding(page: Any) -> int:
     )
 
 
-def _by_first_axis(
-    path: str, series: int, shape: tuple[int, ...], dtype: Any, pages: int, name: str, decoding: int
-) -> Store:
-    """Where several pages make one index of the first axis."""
-    per = pages // shape[0]
-    load = functools.partial(_load, path=path, series=series, per=per, rest=(1, *shape[1:]))
-    return PieceStore(name, shape, dtype, list(range(shape[0] + 1)), load, decoding, (path,))
-
-
-def _load(number: int, path: str, series: int, per: int, rest: tuple[int, ...] | None) -> Block:
+def _load(number: int, path: str, series: int, per: int, shape: tuple[int, ...]) -> Block:
     import tifffile
 
     try:
@@ -97,7 +85,6 @@ def _load(number: int, path: str, series: int, per: int, rest: tuple[int, ...] |
             found = np.empty((len(pages), *pages[0].keyframe.shaped), pages[0].keyframe.dtype)
             for page, out in zip(pages, found, strict=True):
                 page.asarray(out=out, maxworkers=1, buffersize=_READ)
-            found = found.reshape(len(pages), *pages[0].keyframe.shape)
     except (tifffile.TiffFileError, ValueError, OSError, IndexError) as error:
         raise StoreError(f"{path}: page {number * per} cannot be decoded: {error}", path=path) from None
-    return found[0] if rest is None else found.reshape(rest)
+    return found.reshape(shape)

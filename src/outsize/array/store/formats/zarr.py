@@ -36,7 +36,7 @@ from outsize.array.store.base import (
     region_shape,
     round_up,
 )
-from outsize.array.store.io.chunks import Piece, choose_chunks, cut_regular, most_touched
+from outsize.array.store.io.chunks import Piece, cut_regular, most_touched, on_grid, output_chunks
 from outsize.array.store.io.decompress import DECODER, Coding, plain_coding
 from outsize.array.store.io.file import naming, sync_path, telling
 from outsize.array.store.io.objects import Folder, Objects
@@ -56,8 +56,6 @@ _LIBRARY_CONSTANT = 256 * 1024
 """Bytes of its event loop, tasks and metadata per call."""
 _EVERY_CHUNK = {"write_empty_chunks": True}
 """So that a missing chunk always means a lost one in what we write."""
-_CHUNK_TARGET = 8 * MiB
-"""Chunks of new arrays are at most this large."""
 
 
 def recognise(path: str, head: bytes = b"", size: int = 0) -> bool:
@@ -341,21 +339,15 @@ class _ZarrWriter(Sink):
         self._written: set[str] = set()
         self._chunk_bytes = math.prod(self.granule) * self.dtype.itemsize
 
-    def _is_complete(self, region: Region) -> bool:
-        """True where a region cuts no chunk, so that nothing is read back."""
-        return all(
-            start % length == 0 and (stop % length == 0 or stop == end)
-            for (start, stop), length, end in zip(region, self.granule, self.shape, strict=True)
-        )
-
     def extent(self, region: Region) -> int:
-        copies = 1 if self._is_complete(region) else _LIBRARY_COPIES
+        copies = 1 if on_grid(region, self.granule, self.shape) else _LIBRARY_COPIES
         return copies * self._chunk_bytes + _most_encoded(self._chunk_bytes) + _LIBRARY_CONSTANT + _ENCODER
 
     def write(self, region: Region, block: Block, buffer: Buffer) -> None:
         give_back(buffer)
         for piece in cut_regular(region, self.granule):
-            alone = nullcontext() if self._is_complete(piece.region) else self._edge  # one cut chunk at a time
+            complete = on_grid(piece.region, self.granule, self.shape)
+            alone = nullcontext() if complete else self._edge  # one cut chunk at a time
             with alone, naming(self.name):
                 self._array[tuple(slice(*axis) for axis in piece.region)] = block[piece.target]
             with self._lock:
@@ -385,8 +377,7 @@ class ZarrSink(_ZarrWriter):
                 f"{path} exists and is not a zarr array: it is not overwritten; remove it or choose another name"
             )
         self.name, self.shape, self.dtype = path, shape, np.dtype(dtype)
-        chosen = choose_chunks(shape, self.dtype.itemsize, _CHUNK_TARGET) if chunks is None else chunks
-        self.granule = tuple(min(length, max(1, end)) for length, end in zip(chosen, shape, strict=True))
+        self.granule = output_chunks(chunks, shape, self.dtype.itemsize)
         self.partial, self._compress = partial_path(path), compress
         super().__init__(self.partial)
 

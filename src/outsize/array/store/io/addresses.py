@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outsize.array.store.base import Buffer
+from outsize.array.store.io.file import telling
 from outsize.array.store.io.objects import Item, Objects, cut_short, refuse_longer
-from outsize.core.errors import InputError, MissingExtra, StoreError
+from outsize.core.errors import InputError, MissingExtra
 from outsize.core.extras import missing, need
 
 if TYPE_CHECKING:  # the standard library's connections take three mebibytes, which most programs do without
@@ -175,15 +176,9 @@ class Address(Objects):
                 raise cut_short(self._named(key), start + low + len(data))
             out[low:high] = np.frombuffer(data, np.uint8)
 
-    @contextlib.contextmanager
-    def _telling(self, key: str) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError:
-            raise
-        except Exception as error:
-            detail, name = " ".join(str(error).split())[:200], self._named(key)
-            raise StoreError(f"{name} cannot be read: {type(error).__name__}: {detail}", path=name) from None
+    def _telling(self, key: str) -> contextlib.AbstractContextManager[None]:
+        name = self._named(key)
+        return telling(f"{name} cannot be read", name, (FileNotFoundError,))
 
     def _sign(self, path: str, again: bool) -> str:
         last, when, url = self._signed

@@ -14,6 +14,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from outsize.array.store.base import Region
+from outsize.core.units import MiB
+
+_TARGET = 8 * MiB
+"""Chunks of new arrays are at most this large."""
 
 Slices = tuple[slice, ...]
 
@@ -77,6 +81,20 @@ def _cut_axis(start: int, stop: int, lines: Sequence[int]) -> list[tuple[int, in
         for index in range(bisect_right(lines, start) - 1, bisect_left(lines, stop))
         if lines[index] < lines[index + 1]
     ]
+
+
+def on_grid(region: Region, chunk: Sequence[int], shape: Sequence[int]) -> bool:
+    """True where a region cuts no chunk, so that nothing has to be read back to write it."""
+    return all(
+        start % length == 0 and (stop % length == 0 or stop == end)
+        for (start, stop), length, end in zip(region, chunk, shape, strict=True)
+    )
+
+
+def output_chunks(asked: tuple[int, ...] | None, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """The chunks of a new array: those that are asked for, else of a size that is good to move; none longer than its axis."""
+    chosen = choose_chunks(shape, itemsize, _TARGET) if asked is None else asked
+    return tuple(min(length, max(1, end)) for length, end in zip(chosen, shape, strict=True))
 
 
 def choose_chunks(shape: tuple[int, ...], itemsize: int, target: int) -> tuple[int, ...]:

@@ -12,8 +12,8 @@ import contextlib
 import errno
 import functools
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
 
 from outsize.array.store.base import ALIGNMENT, Buffer, round_up
 from outsize.array.store.io.edges import Edges, Page
@@ -211,15 +211,33 @@ class naming(contextlib.AbstractContextManager[None]):
 
 
 @contextlib.contextmanager
-def telling(what: str, path: str) -> Iterator[None]:
-    """Turns whatever a library raises into a `StoreError` of one sentence that begins with `what`."""
+def telling(what: str, path: str, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Turns whatever a library raises, but for some, into a `StoreError` of one sentence that begins with `what`."""
     try:
         yield
-    except (StoreError, InputError, MemoryError):
-        raise
     except Exception as error:
+        if isinstance(error, (StoreError, InputError, MemoryError, *but)):
+            raise
         detail = " ".join(str(error).split())[:200]
         raise StoreError(f"{what}: {type(error).__name__}: {detail}", path=path) from None
+
+
+@contextlib.contextmanager
+def written_whole(
+    path: str, part: str | None = None, publish: Callable[[str, str], None] = os.replace
+) -> Iterator[BinaryIO]:
+    """A file to write to. After the block it is there, whole and on its disk, or it is as it was."""
+    part = part or path + ".part"
+    try:
+        with open(part, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        publish(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
 
 
 def sync_path(path: str) -> None:

@@ -95,6 +95,13 @@ class WideStore(SeenStore):
         return f"{self.inner.fingerprint()} {self.narrow}"
 
 
+def stored_as(store: Store) -> tuple[str, int]:
+    """(name of the dtype, bytes of an element) in which a store's file has its elements."""
+    if isinstance(store, WideStore):
+        return store.narrow, store.inner.dtype.itemsize
+    return store.dtype.name, store.dtype.itemsize
+
+
 def float8_values(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     """The 256 values of a one-byte float, by code."""
     layout, codes = _FLOAT8[name], np.arange(256)
