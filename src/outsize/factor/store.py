@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
+from outsize.array.memo import remembered
+from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, whole
 from outsize.core.errors import InputError
 from outsize.factor.formats.form import Resident
 from outsize.factor.workspace import Workspace
@@ -30,7 +31,6 @@ class FactorStore(Store):
         self.shape, self.dtype = form.shape, form.dtype
         self.granule = form.granule
         self._held_as, self._note = held_as, note
-        self._measured: dict[tuple[int, ...], Workspace] = {}
 
     @property
     def holds(self) -> int:
@@ -40,21 +40,18 @@ class FactorStore(Store):
     def held_as(self) -> Callable[[Any], Any] | None:
         return self._held_as
 
-    def _measure(self, region: Region) -> Workspace:
-        """What rebuilding a region takes, which depends on its shape alone."""
-        shape = region_shape(region)
-        found = self._measured.get(shape)
-        if found is None:
-            found = Workspace(self.dtype)
-            self.form.rebuild(region, found)
-            self._measured[shape] = found
+    @remembered
+    def _measure(self, shape: tuple[int, ...]) -> Workspace:
+        """What rebuilding a region of this shape takes, wherever it lies."""
+        found = Workspace(self.dtype)
+        self.form.rebuild(whole(shape), found)
         return found
 
     def extent(self, region: Region) -> int:
-        return self._measure(region).used
+        return self._measure(region_shape(region)).used
 
     def packing(self, region: Region) -> tuple[int, int]:
-        return tuple(self._measure(region).packing)  # type: ignore[return-value]
+        return tuple(self._measure(region_shape(region)).packing)  # type: ignore[return-value]
 
     def traffic(self, region: Region) -> int:
         return 0

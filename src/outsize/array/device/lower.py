@@ -17,6 +17,7 @@ from outsize.array.device.base import Device, Kernels, padded
 from outsize.array.graph.elementwise import Operation
 from outsize.array.graph.node import Fill
 from outsize.array.kernels.fused import Index, Instruction, Program, run_slice
+from outsize.array.memo import remembered
 
 
 class Refused(Exception):
@@ -134,7 +135,6 @@ class DeviceRegisters:
         self.cast = device.kernels.cast
         self.base = base
         """Where they begin."""
-        self._views: dict[tuple[int, ...], list[Any]] = {}
         self._spare = base + _bytes(self.program.registers, elements)
 
     def value(self, leaves: Sequence[Any], index: Index, shape: tuple[int, ...], out: Any = None) -> Any:
@@ -142,15 +142,13 @@ class DeviceRegisters:
         ins = [None if leaf is None else _pick(leaf, index) for leaf in leaves]
         return run_slice(self.program, ins, self, shape, out, True)
 
+    @remembered
     def at(self, shape: tuple[int, ...]) -> list[Any]:
         """All registers as arrays of this shape."""
-        found = self._views.get(shape)
-        if found is None:
-            place, found = self.base, []
-            for dtype in self.program.registers:
-                found.append(self.device.view(place, shape, dtype.newbyteorder("=")))
-                place += padded(self.elements * dtype.itemsize)
-            self._views[shape] = found
+        place, found = self.base, []
+        for dtype in self.program.registers:
+            found.append(self.device.view(place, shape, dtype.newbyteorder("=")))
+            place += padded(self.elements * dtype.itemsize)
         return found
 
     def widen(self, value: Any, casts: Sequence[np.dtype[Any] | None], number: int) -> Any:

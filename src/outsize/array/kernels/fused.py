@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from outsize.array.memo import remembered
 from outsize.array.store.base import Block
 
 _OUT = -1
@@ -160,7 +161,6 @@ class _HostRegisters:
 
     def __init__(self, program: Program, scratch: Any) -> None:
         self._program, self._scratch = program, scratch
-        self._views: dict[tuple[int, ...], list[Block]] = {}
 
     def cast(self, out: Block, value: Block) -> None:
         """A cast as of `astype`."""
@@ -170,15 +170,13 @@ class _HostRegisters:
         """Never asked for: NumPy's functions take operands of any dtype."""
         raise AssertionError(casts)
 
+    @remembered
     def at(self, shape: tuple[int, ...]) -> list[Block]:
         """The registers as blocks of this shape."""
-        found = self._views.get(shape)
-        if found is None:
-            found, offset, size = [], 0, math.prod(shape)
-            for dtype in self._program.registers:
-                found.append(np.ndarray(shape, dtype, self._scratch.data, offset))
-                offset += _padded(size * dtype.itemsize)
-            self._views[shape] = found
+        found, offset, size = [], 0, math.prod(shape)
+        for dtype in self._program.registers:
+            found.append(np.ndarray(shape, dtype, self._scratch.data, offset))
+            offset += _padded(size * dtype.itemsize)
         return found
 
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
+from outsize.array.memo import remembered
 from outsize.array.passes.tiling import Box, Grid, center, inner_grid, read_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, whole
 from outsize.array.tuning import Tuning
@@ -162,12 +163,7 @@ class Sizable(abc.ABC):
         self.tuning = tuning
         self._first = Frame(None, bindings, tuning)
         """What all frames of the pass share: programs of its nodes."""
-        self._probes: dict[Region, Frame] = {}
         self._like: tuple[Sizable, Mapping[Store, Store]] | None = None
-        self._samples: dict[Box, Frame] = {}
-        self._framed: dict[tuple[Grid, Box], list[tuple[Frame, int]]] = {}
-        self._waits: dict[tuple[Frame, float | None], float] = {}
-        self._loads: dict[Frame, tuple[int, int]] = {}
 
     @abc.abstractmethod
     def label(self) -> str:
@@ -214,33 +210,28 @@ class Sizable(abc.ABC):
     def measure(self, region: Region, frame: Frame) -> None:
         """A dry run of one chunk."""
 
+    @remembered
     def probe(self, region: Region) -> Frame:
         """A dry frame that has seen one chunk; each is measured once."""
-        found = self._probes.get(region)
-        if found is None and self._like is not None:
-            found = self._probes[region] = self._like[0].probe(region).renamed(self._like[1])
-        elif found is None:
-            found = self._probes[region] = self.frame()
-            self.measure(region, found)
+        if self._like is not None:
+            return self._like[0].probe(region).renamed(self._like[1])
+        found = self.frame()
+        self.measure(region, found)
         return found
 
     def measure_like(self, other: Sizable, stores: Mapping[Store, Store]) -> None:
         """Take what is measured from a pass that does the same, with other stores that take as much in place of some."""
         self._like = other, stores
 
+    @remembered
     def probe_box(self, shape: tuple[int, ...], box: Box) -> Frame:
-        """A dry frame that has seen a box of the pass's shape, away from the edges. Every effort asks for the same ones again."""
-        found = self._samples.get(box)
-        if found is None:
-            found = self._samples[box] = self.probe(center(shape, box))
-        return found
+        """A dry frame that has seen a box of a shape, away from the edges."""
+        return self.probe(center(shape, box))
 
+    @remembered
     def wait(self, frame: Frame, transfer: float | None = None) -> float:
         """Disk time of what a dry frame has read."""
-        found = self._waits.get((frame, transfer))
-        if found is None:
-            found = self._waits[frame, transfer] = read_seconds(frame.reads, self.tuning, transfer)
-        return found
+        return read_seconds(frame.reads, self.tuning, transfer)
 
     def kinds(self, grid: Grid, chunk: Box) -> Iterator[tuple[Region, int]]:
         """One chunk of each kind and how many there are."""
@@ -248,13 +239,10 @@ class Sizable(abc.ABC):
             for part, times in Grid(region_shape(tile), chunk).kinds():
                 yield tuple([(a + s, b + s) for (a, b), (s, _) in zip(part, tile, strict=True)]), number * times
 
+    @remembered
     def probe_kinds(self, grid: Grid, chunk: Box) -> list[tuple[Frame, int]]:
         """A dry frame of each kind of chunk, and how many there are."""
-        found = self._framed.get((grid, chunk))
-        if found is None:
-            found = [(self.probe(region), number) for region, number in self.kinds(grid, chunk)]
-            self._framed[grid, chunk] = found
-        return found
+        return [(self.probe(region), number) for region, number in self.kinds(grid, chunk)]
 
     def probe_all(self, grid: Grid, chunk: Box) -> Frame:
         """A dry frame that has seen one chunk of each kind."""
@@ -287,15 +275,14 @@ class Sizable(abc.ABC):
         return moved + each * seeks
 
     def _loaded(self, sized: Any) -> tuple[int, int]:
-        """(bytes, transfers) of all that is read; layouts are compared by them again and again."""
-        moved, seeks = 0, 0
-        for frame, number in self.frames(sized):
-            found = self._loads.get(frame)
-            if found is None:
-                begun = sum(times * store.seeks(region) for (store, region), times in frame.reads.items())
-                found = self._loads[frame] = traffic(frame), begun
-            moved, seeks = moved + number * found[0], seeks + number * found[1]
-        return moved, seeks
+        """(bytes, transfers) of all that is read."""
+        loads = [(number, *self._load_of(frame)) for frame, number in self.frames(sized)]
+        return sum(number * moved for number, moved, _ in loads), sum(number * seeks for number, _, seeks in loads)
+
+    @remembered
+    def _load_of(self, frame: Frame) -> tuple[int, int]:
+        """(bytes, transfers) of what a dry frame has read."""
+        return traffic(frame), sum(times * store.seeks(region) for (store, region), times in frame.reads.items())
 
     def enough(self, sized: Sized) -> float:
         """A cost that is as good as less."""

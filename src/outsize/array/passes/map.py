@@ -17,6 +17,7 @@ from outsize.array.graph.barrier import Lane
 from outsize.array.graph.external_sort import Runs, index_of
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, walk
+from outsize.array.memo import remembered
 from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, inside, split
 from outsize.array.passes.tiling import Box, Grid, balance, center, grow, page_box, write_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
@@ -40,8 +41,6 @@ class MapPass(Pass):
         self.churn = node.beside if isinstance(node, Lane) else 0
         self.lanes = frozenset({node.axis} if isinstance(node, Lane) else ())
         """Axes along which a chunk must be whole."""
-        self._known_seconds: dict[Box, float] = {}
-        self._slots: dict[Box, int] = {}
 
     def label(self) -> str:
         return f"write {self.node.label()}" if self.sink.partial else f"compute {self.node.label()}"
@@ -55,12 +54,10 @@ class MapPass(Pass):
         least = tuple(max(1, n if axis in self.lanes else min(grain, n)) for axis, (grain, n) in lengths)
         return page_box(self.node.shape, least, self.sink.order, self.node.stands_for())
 
+    @remembered
     def _slot(self, box: Box) -> int:
-        found = self._slots.get(box)
-        if found is None:
-            region = center(self.node.shape, box)
-            found = self._slots[box] = self.sink.room(region) + self.sink.extent(region)
-        return found
+        region = center(self.node.shape, box)
+        return self.sink.room(region) + self.sink.extent(region)
 
     def fit(self, effort: Effort, room: Room, there: int = ANY) -> Sized | None:
         shape, least = self.node.shape, self._smallest_box()
@@ -117,14 +114,11 @@ class MapPass(Pass):
     def _bytes(self, box: Box) -> int:
         return math.prod(box) * self.node.dtype.itemsize
 
+    @remembered
     def _seconds(self, box: Box) -> float:
-        """Disk time of a box; every effort asks for the same ones again."""
-        found = self._known_seconds.get(box)
-        if found is None:
-            region = center(self.node.shape, box)
-            found = self.wait(self.probe_box(self.node.shape, box)) + write_seconds(self.sink, region, self.tuning)
-            self._known_seconds[box] = found
-        return found
+        """Disk time of a box."""
+        region = center(self.node.shape, box)
+        return self.wait(self.probe_box(self.node.shape, box)) + write_seconds(self.sink, region, self.tuning)
 
     def _choose_chunk(self, tile: Box, least: Box, buffer: int, there: int) -> Box:
         """The part of a tile that one worker reads at once. It is grown from what the sink writes, or from one element: where a

@@ -23,6 +23,7 @@ from outsize.array.graph.barrier import Contract
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, nodes_below
 from outsize.array.kernels.blas import Packing, find_symbol, multiply_add, packing, takes
+from outsize.array.memo import remembered
 from outsize.array.passes.base import ANY, BARE, Effort, Job, Pass, Room, Sized, split
 from outsize.array.passes.tiling import Box, Grid, balance, center, grow, read_seconds, write_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
@@ -81,12 +82,6 @@ class ContractPass(Pass):
         self.working = self._working()
         self._element = np.dtype(np.float32) if node.dtype.char == "e" else node.dtype.newbyteorder("=")
         """The dtype in which panels are multiplied."""
-        self._measured: dict[tuple[Box, bool], tuple[int, int, float]] = {}
-        self._loaded_apart: dict[tuple[int, Region], _Loading] = {}
-        self._panels: dict[tuple[Region, bool, int], Frame] = {}
-        self._lefts: dict[Region, Frame] = {}
-        self._slots: dict[tuple[Box, bool], int] = {}
-        self._writes: dict[Box, float] = {}
         a_nodes, b_nodes = (set(nodes_below([child], bindings.__contains__)) for child in node.inputs)
         self._apart = a_nodes.isdisjoint(b_nodes)
         """True where what is read for one operand never serves the other: each can be measured by itself."""
@@ -114,46 +109,36 @@ class ContractPass(Pass):
         split_at = len(self.node.shape)
         self._load(region[:split_at], region[split_at:], frame, None, stays)
 
+    @remembered
     def _panel(self, region: Region, stays: bool, strip: int) -> Frame:
         """A dry frame that has read and multiplied a panel."""
-        found = self._panels.get((region, stays, strip))
-        if found is None:
-            found, shape = self.frame(), region_shape(region)
-            self.measure(region, found, stays)
-            found.reserve(self._added(shape, strip))
-            found.pack(self._packing(shape, strip))
-            self._panels[region, stays, strip] = found
+        found, shape = self.frame(), region_shape(region)
+        self.measure(region, found, stays)
+        found.reserve(self._added(shape, strip))
+        found.pack(self._packing(shape, strip))
         return found
 
+    @remembered
     def _measure(self, box: Box, stays: bool) -> tuple[int, int, float]:
         """(buffer, memory outside of it, seconds) of reading a panel; three numbers, since a search looks at thousands of
         panels and their frames would be megabytes."""
-        found = self._measured.get((box, stays))
-        if found is None:
-            region, split_at = center(self.domain, box), len(self.node.shape)
-            if self._apart:
-                a, b = self._regions(region[:split_at], region[split_at:])
-                right = self._load_apart(1, b)
-                left = _Loading(0, 0, 0, ()) if stays else self._load_apart(0, a)
-                peak, outside = max(left.peak, left.kept + right.peak), max(left.outside, right.outside)
-                seconds: float = sum((*left.waits, *right.waits))
-            else:
-                frame = self.frame()
-                self.measure(region, frame, stays)
-                peak, outside, seconds = frame.peak, frame.outside, sum(self._wait_for(frame))
-            found = self._measured[box, stays] = peak, outside, seconds
-        return found
+        region, split_at = center(self.domain, box), len(self.node.shape)
+        if not self._apart:
+            frame = self.frame()
+            self.measure(region, frame, stays)
+            return frame.peak, frame.outside, sum(self._wait_for(frame))
+        a, b = self._regions(region[:split_at], region[split_at:])
+        left, right = _Loading(0, 0, 0, ()) if stays else self._load_apart(0, a), self._load_apart(1, b)
+        waits = sum((*left.waits, *right.waits))
+        return max(left.peak, left.kept + right.peak), max(left.outside, right.outside), waits
 
+    @remembered
     def _load_apart(self, number: int, region: Region) -> _Loading:
         """What loading a region of one operand takes."""
-        found = self._loaded_apart.get((number, region))
-        if found is None:
-            frame = self.frame()
-            axes = (self.batch, self.m, self.node.summed) if number == 0 else (self.batch, self.node.summed, self.n)
-            self._operand(self.node.inputs[number], region, axes, frame)
-            found = _Loading(frame.peak, frame.position, frame.outside, tuple(self._wait_for(frame)))
-            self._loaded_apart[number, region] = found
-        return found
+        frame = self.frame()
+        axes = (self.batch, self.m, self.node.summed) if number == 0 else (self.batch, self.node.summed, self.n)
+        self._operand(self.node.inputs[number], region, axes, frame)
+        return _Loading(frame.peak, frame.position, frame.outside, tuple(self._wait_for(frame)))
 
     def _wait_for(self, frame: Frame) -> list[float]:
         """Seconds of each read of a panel."""
@@ -172,13 +157,11 @@ class ContractPass(Pass):
         rows, columns, depth = math.prod(box[self.batch : middle]), math.prod(box[middle:end]), math.prod(box[end:])
         return packing(rows, columns, depth, self._element, strip)
 
-    def _probe_left(self, tile: Region) -> Frame:
-        """A dry run of reading a tile's whole rows of A."""
-        rows = tile[: self.batch + self.m]
-        found = self._lefts.get(rows)
-        if found is None:
-            found = self._lefts[rows] = self.frame()
-            self._load_left(tile, found)
+    @remembered
+    def _probe_left(self, rows: Region) -> Frame:
+        """A dry run of reading whole rows of A."""
+        found = self.frame()
+        self._load_left(rows, found)
         return found
 
     def _load(
@@ -194,9 +177,9 @@ class ContractPass(Pass):
             a = self._operand(self.node.inputs[0], a_region, (self.batch, self.m, self.node.summed), frame)
         return a, self._operand(self.node.inputs[1], b_region, (self.batch, self.node.summed, self.n), frame)
 
-    def _load_left(self, tile: Region, frame: Frame) -> Block:
-        rows, _ = self._regions(tile, tuple((0, n) for n in self.lengths))
-        return self._operand(self.node.inputs[0], rows, (self.batch, self.m, self.node.summed), frame)
+    def _load_left(self, rows: Region, frame: Frame) -> Block:
+        region = (*rows, *((0, n) for n in self.lengths))
+        return self._operand(self.node.inputs[0], region, (self.batch, self.m, self.node.summed), frame)
 
     def _operand(self, child: Node, region: Region, axes: tuple[int, int, int], frame: Frame) -> Block:
         """A region of an operand as a matrix (or a batch of them) that BLAS can take."""
@@ -209,16 +192,17 @@ class ContractPass(Pass):
             block = packed
         return block.reshape(shape)
 
+    def _rows(self, tile: Region) -> Region:
+        """A tile's rows of A."""
+        return tile[: self.batch + self.m]
+
+    @remembered
     def _slot(self, tile: Box, stays: bool) -> int:
-        found = self._slots.get((tile, stays))
-        if found is None:
-            region = center(self.node.shape, tile)
-            found = self.sink.room(region) + self.sink.extent(region)
-            if self.working != self.sink.dtype or not self.plain():
-                found += round_up(math.prod(tile) * self.working.itemsize)
-            found += self._probe_left(region).peak if stays else 0
-            self._slots[tile, stays] = found
-        return found
+        region = center(self.node.shape, tile)
+        found = self.sink.room(region) + self.sink.extent(region)
+        if self.working != self.sink.dtype or not self.plain():
+            found += round_up(math.prod(tile) * self.working.itemsize)
+        return found + (self._probe_left(self._rows(region)).peak if stays else 0)
 
     def plain(self) -> bool:
         """True where the sink's own block can be the accumulator: one matrix, rows as BLAS likes them."""
@@ -268,11 +252,12 @@ class ContractPass(Pass):
         split_at = len(self.node.shape)
         tile = box[:split_at]
         panels = math.prod([-(-n // max(1, k)) for n, k in zip(self.lengths, box[split_at:], strict=True)])
-        write = self._writes.get(tile)
-        if write is None:
-            write = write_seconds(self.sink, center(self.node.shape, tile), self.tuning)
-            self._writes[tile] = write
-        return self._measure(box, stays)[2] + write / max(panels, 1) + self.tuning.panel_seconds
+        return self._measure(box, stays)[2] + self._written(tile) / max(panels, 1) + self.tuning.panel_seconds
+
+    @remembered
+    def _written(self, tile: Box) -> float:
+        """Disk time of C."""
+        return write_seconds(self.sink, center(self.node.shape, tile), self.tuning)
 
     def _search(self, least: Box, smallest: Box, room: int, held: Callable[[Box, bool], int]) -> tuple[Box, bool]:
         """The best of even cuts of C and of panels in powers of two, with A streaming or staying; of equally good ones the
@@ -289,8 +274,8 @@ class ContractPass(Pass):
             tiles = -(-m // rows) * -(-n // columns)
             if tiles < self.tuning.spread and self.node.nbytes > self.tuning.small_result:
                 continue  # every worker of a cluster has a tile; a small C is summed in parts instead
-            tile = center(self.node.shape, (rows, columns))
-            once = tiles * read_seconds(self._probe_left(tile).reads, self.tuning, hidden) if stays else 0.0
+            left = self._rows(center(self.node.shape, (rows, columns)))
+            once = tiles * read_seconds(self._probe_left(left).reads, self.tuning, hidden) if stays else 0.0
             for panel in panels:
                 box = (rows, columns, panel)
                 size = held(box, stays)
@@ -342,7 +327,7 @@ class ContractPass(Pass):
         kinds = self.kinds(sized.grid, sized.chunk)
         found = [(self._panel(region, sized.left_stays, sized.strip), number) for region, number in kinds]
         lefts = sized.grid.kinds() if sized.left_stays else ()
-        return found + [(self._probe_left(tile), number) for tile, number in lefts]
+        return found + [(self._probe_left(self._rows(tile)), number) for tile, number in lefts]
 
     def cost(self, sized: Any) -> float:
         return self.reads(sized)
@@ -413,8 +398,9 @@ class ContractPass(Pass):
             size = math.prod(region_shape(tile)) * self.working.itemsize
             total = np.ndarray(region_shape(tile), self.working, more.data)
             more = more[round_up(size) :]
-        left = self._load_left(tile, Frame(more, job.bindings, self.tuning)) if job.sized.left_stays else None
-        return _State(total, out, rest, left)
+        if not job.sized.left_stays:
+            return _State(total, out, rest, None)
+        return _State(total, out, rest, self._load_left(self._rows(tile), Frame(more, job.bindings, self.tuning)))
 
     def load(self, job: Job, tile: Region, chunk: Region, state: _State, frame: Frame) -> Any:
         if math.prod(region_shape(chunk)) == 0:

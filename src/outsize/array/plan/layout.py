@@ -20,6 +20,7 @@ from outsize.array.graph.external_sort import Merged, Runs
 from outsize.array.graph.local import Together
 from outsize.array.graph.node import Node, Source, held_by_stores, nodes_below, walk
 from outsize.array.graph.rearrange import Affine
+from outsize.array.memo import remembered
 from outsize.array.passes.base import Pass, Room, Sized, size
 from outsize.array.passes.map import MapPass, RunsPass
 from outsize.array.passes.product import ContractPass
@@ -54,68 +55,55 @@ class Place:
     """What this very pass reads, where what it leaves is the beginning of a source."""
 
 
-@dataclass(slots=True)
 class Drafts:
     """What the layouts of one plan have in common. A result that is left in the same way is the same place, and the same work is
     the same pass: what one layout measures of it and how it is sized, the next one knows."""
 
-    tuning: Tuning
-    device: DeviceBudget | None
-    _places: dict[tuple[Any, ...], Place] = field(default_factory=dict)
-    _turned: dict[tuple[Node, Sink], Turned] = field(default_factory=dict)
-    _passes: dict[tuple[Any, ...], tuple[Pass, list[str]]] = field(default_factory=dict)
-    _sizes: dict[tuple[Pass, Room], tuple[Sized, bool]] = field(default_factory=dict)
+    def __init__(self, tuning: Tuning, device: DeviceBudget | None) -> None:
+        self.tuning, self.device = tuning, device
 
+    @remembered
     def place(self, node: Node, kind: type[Kept] | type[Scratch], name: str) -> Place:
         """Where a result is left."""
-        found = self._places.get((node, kind, name))
-        if found is None:
-            sink = kind(node.shape, node.dtype, name)
-            found = self._places[node, kind, name] = Place(node, sink, sink.store())
-        return found
+        sink = kind(node.shape, node.dtype, name)
+        return Place(node, sink, sink.store())
 
+    @remembered
     def head(self, source: Source, rows: int) -> Place:
         """Where the beginning of a source is left."""
-        found = self._places.get((source, rows))
-        if found is None:
-            filling, store = (Head(source.store, rows, filled=filled) for filled in (False, True))
-            found = self._places[source, rows] = Place(source, filling.kept(), store, filling)
-        return found
+        filling, store = (Head(source.store, rows, filled=filled) for filled in (False, True))
+        return Place(source, filling.kept(), store, filling)
 
+    @remembered
     def turn(self, node: Node, sink: Sink, targets: tuple[int | None, ...]) -> Turned:
         """A sink as a node below a turning of axes sees it."""
-        found = self._turned.get((node, sink))
-        if found is None:
-            found = self._turned[node, sink] = Turned(sink, node.shape, targets)
-        return found
+        return Turned(sink, node.shape, targets)
 
     def make_pass(self, outputs: Sequence[Wanted], bindings: Mapping[Node, Store], notes: list[str]) -> Pass:
         """The pass that makes these of what is bound, which is all that it reads of earlier passes."""
-        key = (tuple(outputs), frozenset(bindings.items()))
-        found = self._passes.get(key)
-        if found is None:
-            said: list[str] = []
-            found = self._passes[key] = _make_pass(list(outputs), bindings, self.tuning, self.device, said), said
-            heads: dict[Store, Store] = {store.inner: store for store in bindings.values() if isinstance(store, Head)}
-            if heads and self.device is None:  # only what is read of the disk differs
-                plain = {node: store for node, store in bindings.items() if not isinstance(store, Head)}
-                found[0].measure_like(self.make_pass(outputs, plain, []), heads)
-        notes += found[1]
-        return found[0]
+        work, said = self._make(tuple(outputs), frozenset(bindings.items()))
+        notes += said
+        return work
 
-    def read_in(self, source: Source, place: Place) -> Pass:
+    @remembered
+    def _make(self, outputs: tuple[Wanted, ...], bound: frozenset[tuple[Node, Store]]) -> tuple[Pass, list[str]]:
+        notes: list[str] = []
+        work = make_pass(list(outputs), dict(bound), self.tuning, self.device, notes)
+        heads: dict[Store, Store] = {store.inner: store for _, store in bound if isinstance(store, Head)}
+        if heads and self.device is None:  # only what is read of the disk differs
+            plain = {node: store for node, store in bound if not isinstance(store, Head)}
+            work.measure_like(self.make_pass(outputs, plain, []), heads)
+        return work, notes
+
+    @remembered
+    def read_in(self, source: Source, sink: Sink) -> Pass:
         """The pass that reads a source into memory, on the processor."""
-        found = self._passes.get((source, place.sink))
-        if found is None:
-            found = self._passes[source, place.sink] = MapPass(source, place.sink, {}, self.tuning), []
-        return found[0]
+        return MapPass(source, sink, {}, self.tuning)
 
+    @remembered
     def size(self, work: Pass, room: Room) -> tuple[Sized, bool]:
         """As `size` has it."""
-        found = self._sizes.get((work, room))
-        if found is None:
-            found = self._sizes[work, room] = size(work, room)
-        return found
+        return size(work, room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +280,7 @@ def _keep_sources(
         if isinstance(node, Source) and users[id(node.store)] > 1 and 0 < node.nbytes <= keep:
             keep -= node.nbytes
             place = layout.drafts.place(node, Kept, node.store.name)
-            layout.passes.append(UnsizedPass(layout.drafts.read_in(node, place), (place,)))
+            layout.passes.append(UnsizedPass(layout.drafts.read_in(node, place.sink), (place,)))
             layout.bindings[node] = place.store
 
 
@@ -315,10 +303,10 @@ def _add_barriers(
     layout.bindings.update({place.node: place.store for place in places})
 
 
-def _make_pass(
-    outputs: list[tuple[Node, Sink]], bindings: Mapping[Node, Store], tuning: Tuning, device: DeviceBudget | None,
-    notes: list[str],
-) -> Pass:  # fmt: skip
+def make_pass(
+    outputs: list[Wanted], bindings: Mapping[Node, Store], tuning: Tuning, device: DeviceBudget | None, notes: list[str]
+) -> Pass:
+    """The pass that makes these, on the device where it can: the same wherever it is made."""
     node, sink = outputs[0]
     if device is not None and all(math.prod(made.shape) for made, _ in outputs):
         from outsize.array.device.placement import pass_on_device
@@ -331,11 +319,6 @@ def _make_pass(
     assert isinstance(node, Contract | Scan | Runs | Lane | Settled | Merged) or not node.barrier, node
     kind = next((kind for of, kind in _KINDS if isinstance(node, of)), MapPass)
     return kind(node, sink, bindings, tuning)
-
-
-def remake_pass(outputs: list[tuple[Node, Sink]], bindings: Mapping[Node, Store], tuning: Tuning) -> Pass:
-    """The pass that makes these, on a worker of a cluster: the same as where it was planned."""
-    return _make_pass(outputs, bindings, tuning, None, [])
 
 
 def _fill_in_lifetimes(layout: Layout, top: Node) -> None:

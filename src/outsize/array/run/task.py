@@ -27,7 +27,7 @@ from outsize.array.kernels.blas import blas_threads
 from outsize.array.kernels.precision import Measured, MeasuredStore, Meter
 from outsize.array.passes.base import Job, Pass, Sized
 from outsize.array.passes.tiling import Grid
-from outsize.array.plan.layout import remake_pass
+from outsize.array.plan.layout import make_pass
 from outsize.array.plan.residency import Kept, Scratch
 from outsize.array.run.side_files import SideFiles
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store
@@ -109,7 +109,7 @@ def unpack(data: bytes) -> Payload:
             assert isinstance(node, Runs)
             index_of(store, node).keep_all(samples)
     made = tuple(_returned(sink) for sink in sinks)
-    work = remake_pass(list(zip(nodes, made, strict=True)), bindings, tuning)
+    work = make_pass(list(zip(nodes, made, strict=True)), bindings, tuning, None, [])
     return Payload(kind(work=work, **sizes), made, bindings)
 
 
