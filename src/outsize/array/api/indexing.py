@@ -100,10 +100,10 @@ def replaced(node: Node, key: Any, value: Node) -> Node:
     """node with node[key] = value; elsewhere it is as it was."""
     parts = _take_apart(node, key)
     view = make.index(node, parts.view)
-    new = (
-        make.broadcast_to(_fitted(value, view.ndim), view.shape) if not parts.picks else _scattered(view, parts, value)
-    )
-    new = make.cast(new, node.dtype)
+    if parts.picks:
+        new = make.cast(_scattered(view, parts, value), node.dtype)
+    else:
+        new = make.cast(make.broadcast_to(_fitted(value, view.ndim), view.shape), node.dtype)
     steps, shape = [], []
     for axis, part in enumerate(part for part in parts.view if part is not None):
         length = node.shape[axis]
@@ -193,7 +193,7 @@ def _apart(parts: Sequence[Any]) -> bool:
 def _pick(part: Any, lengths: tuple[int, ...], axis: int, place: int) -> _Pick:
     if part.dtype != bool:
         found = indices_of(part)
-        _check_bounds(found, lengths[0], axis)
+        found.check(lengths[0], axis)
         return _Pick((place,), lengths, found, part.shape)
     if not part.ndim:  # one True or False: a new axis that is kept or not
         truth = bool(compute_node(part) if isinstance(part, Node) else part)
@@ -207,12 +207,6 @@ def _pick(part: Any, lengths: tuple[int, ...], axis: int, place: int) -> _Pick:
     else:
         found = places_of(mask)
     return _Pick(tuple(range(place, place + part.ndim)), lengths, found, found.node.shape, mask)
-
-
-def _check_bounds(indices: make.Indices, length: int, axis: int) -> None:
-    if indices.node.shape[0] and not -length <= indices.low <= indices.high < length:
-        blamed = indices.low if indices.low < -length else indices.high
-        raise IndexError(f"index {blamed} is outside axis {axis} of length {length}")
 
 
 def _together(picks: tuple[_Pick, ...]) -> tuple[make.Indices, tuple[int, ...]]:

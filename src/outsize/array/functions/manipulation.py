@@ -187,10 +187,7 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int | None = -1) -> Array:
     if chosen.ndim != array.ndim:
         raise InputError(f"take_along_axis needs indices of {array.ndim} dimensions, not of {chosen.ndim}")
     found = as_indices(chosen.reshape(-1))
-    length = array.shape[place]
-    if found.node.shape[0] and not -length <= found.low <= found.high < length:
-        blamed = found.low if found.low < -length else found.high
-        raise IndexError(f"index {blamed} is outside axis {axis} of length {length}")
+    found.check(array.shape[place], axis)
     return gather(array, Array(make.reshape(found.node, chosen.shape)), place, found.low < 0)
 
 

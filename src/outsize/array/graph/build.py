@@ -34,11 +34,11 @@ def constant(value: Any) -> Node:
     return source(MemoryStore(np.asarray(value)))
 
 
-def apply(op: Operation, *operands: Node | Scalar, dtype: Any = None) -> Node:
+def apply(op: Operation, *operands: Node | Scalar) -> Node:
     """An elementwise operation; one of scalars alone is a 0-d array."""
     if not any(isinstance(operand, Node) for operand in operands):
         operands = tuple(constant(o.value) if isinstance(o, Scalar) else o for o in operands)
-    return make_elementwise(op, operands, dtype)
+    return make_elementwise(op, operands)
 
 
 def cast(node: Node, dtype: Any) -> Node:
@@ -164,6 +164,12 @@ class Indices:
     rising: bool
     """True where they are sorted."""
 
+    def check(self, length: int, axis: int) -> None:
+        """An `IndexError` where one is outside of an axis."""
+        if self.node.shape[0] and not -length <= self.low <= self.high < length:
+            blamed = self.low if self.low < -length else self.high
+            raise IndexError(f"index {blamed} is outside axis {axis} of length {length}")
+
 
 def known_indices(numbers: Any, node: Node | None = None) -> Indices:
     """The indices in a NumPy array, or in a node that holds the same."""
@@ -186,12 +192,9 @@ def take(node: Node, indices: Any, axis: int) -> Node:
         if numbers.dtype == bool and numbers.size != length:
             raise IndexError(f"a mask of {numbers.size} does not match axis {axis} of length {length}")
         indices = known_indices(numbers)
-    count = indices.node.shape[0]
-    if count and not -length <= indices.low <= indices.high < length:
-        blamed = indices.low if indices.low < -length else indices.high
-        raise IndexError(f"index {blamed} is outside axis {axis} of length {length}")
+    indices.check(length, axis)
     low, high = (0, length - 1) if indices.low < 0 else (indices.low, indices.high)
-    shape = (*node.shape[:axis], count, *node.shape[axis + 1 :])
+    shape = (*node.shape[:axis], indices.node.shape[0], *node.shape[axis + 1 :])
     inputs = (node, indices.node)
     return Take(shape=shape, dtype=node.dtype, inputs=inputs, axis=axis, low=low, high=high, rising=indices.rising)
 

@@ -88,11 +88,11 @@ def unify(root: Graph) -> Graph:
     digests: dict[int, str] = {}
     structure(root, digests)
     first: dict[str, Node] = {}
-    unified: Graph = _rebuild(walk(root), lambda node, made: first.setdefault(digests[id(node)], made))
+    unified: Graph = rebuild(walk(root), lambda node, made: first.setdefault(digests[id(node)], made))
     return unified
 
 
-def _rebuild(order: list[Node], change: Any) -> Any:
+def rebuild(order: list[Node], change: Any) -> Any:
     """The graph with every node as `change(node, itself on changed inputs)` has it."""
     made: dict[int, Node] = {}
     for node in order:
@@ -132,7 +132,7 @@ def make_local(root: Graph, longest: int, device: Callable[[Reduce], bool] | Non
             return replace(made, local=True)  # type: ignore[call-arg]
         return Once(shape=made.shape, dtype=made.dtype, inputs=(made,)) if id(node) in kept else made
 
-    made: Graph = _rebuild(order, change)
+    made: Graph = rebuild(order, change)
     return made
 
 
@@ -252,7 +252,7 @@ def cut_rows(root: Graph) -> Graph:
         inputs = tuple(cut(child, was) for child, was in zip(made.inputs, node.inputs, strict=True))
         return made.with_inputs(inputs)
 
-    made: Graph = _rebuild(order, change)
+    made: Graph = rebuild(order, change)
     return made
 
 
@@ -260,9 +260,8 @@ def _in_rows(node: Node) -> Node:
     axis = _free_axis(node)
     if axis is None:
         return node
-    cut = [
-        (one, way[axis]) for one, way in _below(node, tuple(range(node.ndim)))
-    ]  # each by its own indices of that axis
+    # each by its own indices of that axis
+    cut = [(one, way[axis]) for one, way in _below(node, tuple(range(node.ndim)))]
     width = max(one.nbytes // max(1, one.shape[place]) for one, place in cut if place is not None)
     return Rows(shape=node.shape, dtype=node.dtype, inputs=(node,), axis=axis, width=width)
 

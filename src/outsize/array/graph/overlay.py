@@ -33,13 +33,11 @@ class Overlay(Node):
             frame.fill(self._view(block, region, spans), part, tuple(spans))
         if frame.dry:
             frame.suppose(base, region, block)
-            most = [(0, min(n, -(-(b - a) // abs(s)))) for (a, b), n, (_, s) in self._most(region)]
+            axes = zip(region, part.shape, self.steps, strict=True)
+            most = [(0, min(n, -(-(b - a) // abs(s)))) for (a, b), n, (_, s) in axes]
             view = block[tuple(slice(0, high) for _, high in most)]
             frame.suppose(part, tuple(most), view)
         return block
-
-    def _most(self, region: Region) -> list[tuple[tuple[int, int], int, tuple[int, int]]]:
-        return list(zip(region, self.inputs[1].shape, self.steps, strict=True))
 
     def _span(self, axis: int, span: tuple[int, int]) -> tuple[int, int]:
         """Which elements of the part lie in a span of the array."""

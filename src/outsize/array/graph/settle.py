@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import Any
 
 from outsize.array.graph.barrier import Reduce, Settled
 from outsize.array.graph.elementwise import Elementwise
-from outsize.array.graph.local import Graph, Once, Together
+from outsize.array.graph.local import Graph, Once, Together, rebuild
 from outsize.array.graph.node import Node, walk
 from outsize.array.graph.rearrange import Affine, Concat, Reshape, Take, Wrap
 
@@ -38,16 +37,12 @@ def settle(root: Graph) -> Graph:
     chosen = _choose(order)
     if not chosen:
         return root
-    made: dict[int, Node] = {}
-    for node in order:
-        inputs = tuple(made[id(child)] for child in node.inputs)
-        same = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
-        found = node if same else node.with_inputs(inputs)
-        if id(node) in chosen:
-            found = Settled(shape=node.shape, dtype=node.dtype, inputs=(found,))
-        made[id(node)] = found
-    top: Any = made[id(root)]
-    return top  # type: ignore[no-any-return]
+
+    def change(node: Node, made: Node) -> Node:
+        return Settled(shape=node.shape, dtype=node.dtype, inputs=(made,)) if id(node) in chosen else made
+
+    made: Graph = rebuild(order, change)
+    return made
 
 
 def _choose(order: list[Node]) -> set[int]:

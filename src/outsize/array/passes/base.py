@@ -347,11 +347,11 @@ class Pass(Sizable, Work):
 
     def open_part(self, job: Job, part: Region, slot: Buffer) -> Any:
         """The state of a part, before its first chunk."""
-        raise AssertionError(part)
+        return self.open(job, self.tile_of(part), slot)
 
     def part_chunks(self, job: Job, part: Region) -> Iterator[Region]:
         """The chunks of a part, in order."""
-        raise AssertionError(part)
+        return self.chunks(job, part)
 
     def partial(self, state: Any) -> list[Block]:
         """What a part has come to."""
@@ -370,9 +370,7 @@ class Pass(Sizable, Work):
         return 2 * int(sized.slot_bytes)
 
     def context(self, job: Job, buffer: Buffer) -> Frame:
-        np.seterr(
-            all="ignore"
-        )  # a thread starts with NumPy's defaults: it would warn where the caller's call already did
+        np.seterr(all="ignore")  # a thread starts with NumPy's defaults, which would warn where the caller's call did
         return Frame(buffer, job.bindings, self.tuning, self._first)
 
 

@@ -373,9 +373,6 @@ class ContractPass(Pass):
         start, stop = part[len(self.node.shape)]
         return (panel for panel in Grid(self.lengths, job.sized.chunk) if start <= panel[0][0] < stop)
 
-    def open_part(self, job: Job, part: Region, slot: Buffer) -> _State:
-        return self.open(job, self.tile_of(part), slot)
-
     def partial(self, state: _State) -> list[Block]:
         return [state.total]
 

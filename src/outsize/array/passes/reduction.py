@@ -276,12 +276,6 @@ class ReducePass(Pass):
         cuts = [(low, min(stop, low + step)) for low in range(start, stop, step)]
         return [(*tile[:axis], span, *tile[axis + 1 :]) for span in cuts]
 
-    def part_chunks(self, job: Job, part: Region) -> Iterator[Region]:
-        return self.chunks(job, part)
-
-    def open_part(self, job: Job, part: Region, slot: Buffer) -> _State:
-        return self.open(job, part, slot)
-
     def partial(self, state: _State) -> list[Block]:
         return [array for number in range(len(self.accumulators)) for array in state.states[number]]
 

@@ -23,7 +23,7 @@ from outsize.array.device.transfer.staging import Stager
 from outsize.array.graph.elementwise import broadcast_region
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, Source
-from outsize.array.store.base import Block, Region, Store, region_shape
+from outsize.array.store.base import Block, Region, Store
 from outsize.array.store.formats.flat import FlatStore
 from outsize.array.store.formats.memory import MemoryStore
 from outsize.array.tuning import Tuning
@@ -116,11 +116,6 @@ def settled(leaf: Node, bindings: Mapping[Node, Store], device: Device, tuning: 
         return False
     whole = store.array.transpose(_by_pitch(store.array))
     return True if sendable(whole) and _long(whole, tuning) else None
-
-
-def parcel_bytes(leaf: Node, region: Region) -> int:
-    """Bytes of a leaf's block on the device."""
-    return array_bytes(region_shape(broadcast_region(region, leaf.shape)), leaf.dtype)
 
 
 class Pipeline:

@@ -37,7 +37,7 @@ class Sharding:
 
     def __init__(self, shard: tuple[int, ...], chunk: tuple[int, ...], *, at_start: bool, checked: bool) -> None:
         self._per = tuple(s // c for s, c in zip(shard, chunk, strict=True))
-        self._checked, self._at_start = checked, at_start
+        self._checked = checked
         self.index_bytes = 16 * math.prod(self._per) + 4 * checked
         """Bytes of an index."""
         self.index_at = 0 if at_start else -self.index_bytes
