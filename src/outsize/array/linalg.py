@@ -445,7 +445,7 @@ def _large_cholesky(x: Array, upper: bool) -> Array:
     element = solved_in(x.dtype)
     x = _adjoint(x) if upper else x
     panels = large.cholesky_panels(x.astype(element))
-    parts = [pad(part, ((x.shape[0] - part.shape[0], 0), (0, 0))) for part in panels.parts]
+    parts = [pad(part, ((x.shape[0] - part.shape[0], 0), (0, 0))) for part in panels]
     found = tril(concat(parts, axis=1))
     return _adjoint(found) if upper else found
 

@@ -44,16 +44,6 @@ _SHARE = 0.6
 
 
 @dataclass(frozen=True, slots=True)
-class Panels:
-    """Columns of a matrix side by side, each panel a file."""
-
-    width: int
-    """Columns of a panel; the last may have fewer."""
-    parts: tuple[Array, ...]
-    """The panels."""
-
-
-@dataclass(frozen=True, slots=True)
 class Room:
     """The budget, shared between what is held here and the passes that read and write meanwhile."""
 
@@ -83,9 +73,7 @@ class Room:
                 f"the budget is {format_bytes(self.bytes)}", needed=needed, budget=self.bytes, smallest=needed,
                 culprit="a panel of columns",
             )  # fmt: skip
-        width = min(
-            width, max(_NARROW, n // 4)
-        )  # a panel's corner is copied a few times, so it has to be the smaller part
+        width = min(width, max(_NARROW, n // 4))  # a panel's corner is copied a few times: it is the smaller part
         return min(n, width // _NARROW * _NARROW)
 
     def read(self, x: Array, out: Block | None = None) -> Block:
@@ -161,8 +149,8 @@ def _solve_rows(corner: Block, rows: Block, step: int) -> None:
 
 
 @lean_heap()
-def cholesky_panels(x: Array) -> Panels:
-    """The lower factor of a positive definite matrix; only its lower half is read. Panel J begins at its own diagonal."""
+def cholesky_panels(x: Array) -> list[Array]:
+    """The lower factor of a positive definite matrix in panels; only its lower half is read. Each begins at its diagonal."""
     n, room = x.shape[0], Room.current()
     width = room.width(n, 2.2, x.dtype.itemsize)
     parts: list[Array] = []
@@ -185,7 +173,7 @@ def cholesky_panels(x: Array) -> Panels:
         _solve_rows(corner, panel[high - low :], max(1, room.strip // (width * x.dtype.itemsize)))
         parts.append(room.keep(panel))
         del panel
-    return Panels(width, tuple(parts))
+    return parts
 
 
 # LU

@@ -28,9 +28,9 @@ from outsize.array.store.base import Block
 _NAMES = (("scipy_", "64_"), ("", "64_"), ("scipy_", ""), ("", ""))
 """Prefix and suffix that builds of OpenBLAS give their symbols; the suffix also tells 64-bit integers."""
 
-_GEMM = {"f": ("cblas_sgemm", ctypes.c_float), "d": ("cblas_dgemm", ctypes.c_double)}
-"""dtype character -> routine and its scalar type."""
-_TRSM = {"f": ("cblas_strsm", ctypes.c_float), "d": ("cblas_dtrsm", ctypes.c_double)}
+_GEMM = {"f": "cblas_sgemm", "d": "cblas_dgemm"}
+"""dtype character -> routine."""
+_TRSM = {"f": "cblas_strsm", "d": "cblas_dtrsm"}
 _GETRF = {"f": "sgetrf_", "d": "dgetrf_", "F": "cgetrf_", "D": "zgetrf_"}
 
 STRIP_BYTES = 32 << 20
@@ -106,6 +106,19 @@ def find_symbol(name: str) -> tuple[Any, Any] | None:
     return None
 
 
+def routine(names: dict[str, str], char: str, kinds: str) -> Any:
+    """The BLAS routine of a dtype, for arguments of these kinds: choices (c), lengths (n), numbers (r), addresses (p). None where
+    there is none, or NumPy's BLAS does not show it."""
+    found = find_symbol(names[char]) if char in names else None
+    if found is None:
+        return None
+    function, integer = found
+    real = ctypes.c_float if char == "f" else ctypes.c_double
+    of = {"c": ctypes.c_int, "n": integer, "r": real, "p": ctypes.c_void_p}
+    function.argtypes, function.restype = [of[kind] for kind in kinds], None
+    return function
+
+
 @functools.cache
 def _controller() -> Any:
     """threadpoolctl's handle on the libraries of this process, None where the package is not installed."""
@@ -156,19 +169,12 @@ def takes(matrices: Block) -> bool:
 
 
 def _gemm(a: Block, b: Block, c: Block, scale: float) -> bool:
-    row = _GEMM.get(c.dtype.char)
-    found = find_symbol(row[0]) if row else None
-    if row is None or found is None or not (a.dtype == b.dtype == c.dtype) or 0 in (*a.shape, *b.shape):
+    function = routine(_GEMM, c.dtype.char, "cccnnnrpnpnrpn")
+    if function is None or not (a.dtype == b.dtype == c.dtype) or 0 in (*a.shape, *b.shape):
         return False
     a_lead, b_lead, c_lead = _leading(a), _leading(b), _leading(c)
     if a_lead is None or b_lead is None or c_lead is None or c_lead[0] != 111:
         return False
-    function, integer = found
-    real, pointer = row[1], ctypes.c_void_p
-    function.argtypes = (
-        [ctypes.c_int] * 3 + [integer] * 3 + [real, pointer, integer, pointer, integer, real, pointer, integer]
-    )
-    function.restype = None
     m, k, n = *a.shape, b.shape[1]
     function(101, a_lead[0], b_lead[0], m, n, k, scale, a.ctypes.data, a_lead[1], b.ctypes.data, b_lead[1], 1.0,
              c.ctypes.data, c_lead[1])  # fmt: skip
@@ -182,20 +188,10 @@ _SIDE, _TRIANGLE, _TURN, _DIAGONAL = (141, 142), (121, 122), (111, 112), (131, 1
 def solve_triangle(triangle: Block, right: Block, *, lower: bool, unit: bool = False, turned: bool = False) -> bool:
     """right becomes triangle^-1 right, or right (triangle^T)^-1 where `turned`, in place; the other half of the triangle is not
     read. False where BLAS does not show how, or where they do not lie in rows."""
-    row = _TRSM.get(right.dtype.char)
-    found = find_symbol(row[0]) if row else None
+    function = routine(_TRSM, right.dtype.char, "cccccnnrpnpn")
     leads = _leading(triangle), _leading(right)
-    if (
-        row is None
-        or found is None
-        or triangle.dtype != right.dtype
-        or any(one is None or one[0] != 111 for one in leads)
-    ):
+    if function is None or triangle.dtype != right.dtype or any(one is None or one[0] != 111 for one in leads):
         return False
-    function, integer = found
-    pointer = ctypes.c_void_p
-    function.argtypes = [ctypes.c_int] * 5 + [integer] * 2 + [row[1], pointer, integer, pointer, integer]
-    function.restype = None
     if right.size:
         function(101, _SIDE[turned], _TRIANGLE[lower], _TURN[turned], _DIAGONAL[unit], *right.shape, 1.0, triangle.ctypes.data,
                  leads[0][1], right.ctypes.data, leads[1][1])  # type: ignore[index]  # fmt: skip
@@ -205,16 +201,13 @@ def solve_triangle(triangle: Block, right: Block, *, lower: bool, unit: bool = F
 def factor_columns(columns: Block) -> Block | None:
     """LU with partial pivoting in place of a matrix that lies in columns. The answer is the rows it swapped with 0, 1, 2, ... in
     turn; None where LAPACK is not shown."""
-    name = _GETRF.get(columns.dtype.char)
-    found = find_symbol(name) if name else None
-    if found is None:
+    function = routine(_GETRF, columns.dtype.char, "pppppp")
+    if function is None:
         return None
-    function, integer = found
+    integer = find_symbol(_GETRF[columns.dtype.char])[1]  # type: ignore[index]
     (rows, width), kind = columns.shape, np.int64 if integer is ctypes.c_int64 else np.int32
     pivots = np.zeros(min(rows, width), kind)
     sizes = [integer(rows), integer(width), integer(max(1, columns.strides[1] // columns.itemsize)), integer(0)]
-    pointer = ctypes.c_void_p
-    function.argtypes, function.restype = [pointer] * 6, None
     function(ctypes.byref(sizes[0]), ctypes.byref(sizes[1]), columns.ctypes.data, ctypes.byref(sizes[2]), pivots.ctypes.data,
              ctypes.byref(sizes[3]))  # fmt: skip
     return pivots - 1

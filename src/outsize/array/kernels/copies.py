@@ -8,22 +8,21 @@ does not survive unchanged: integers take the strips).
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import itertools
 from typing import Any
 
 import numpy as np
 
-from outsize.array.kernels.blas import find_symbol
+from outsize.array.kernels.blas import routine
 from outsize.array.store.base import Block
 
 _SMALL = 1 << 14
 """Elements below which a plain copy is as good."""
 _STRIP = 16
 
-_OMATCOPY = {"f": ("cblas_somatcopy", ctypes.c_float), "d": ("cblas_domatcopy", ctypes.c_double)}
-"""dtype character -> routine that transposes it, and its scalar type."""
+_OMATCOPY = {"f": "cblas_somatcopy", "d": "cblas_domatcopy"}
+"""dtype character -> routine that transposes it."""
 
 
 def copy_block(target: Block, block: Block) -> None:
@@ -58,25 +57,17 @@ def _fastest(block: Block) -> int | None:
 
 def _by_blas(target: Block, block: Block) -> bool:
     size = block.itemsize
-    routine = _routine(block.dtype.char) if block.dtype.isnative else None
+    transpose = _routine(block.dtype.char) if block.dtype.isnative else None
     rows, columns = block.shape[1], block.shape[0]  # the source as a C-ordered matrix: its rows run along axis 1
     lead_in, lead_out = block.strides[1], target.strides[0]
-    if routine is None or lead_in < columns * size or lead_out < rows * size or lead_in % size or lead_out % size:
+    if transpose is None or lead_in < columns * size or lead_out < rows * size or lead_in % size or lead_out % size:
         return False
     row_major, transposed = 101, 112
-    routine(row_major, transposed, rows, columns, 1.0, block.ctypes.data, lead_in // size, target.ctypes.data,
-            lead_out // size)  # fmt: skip
+    transpose(row_major, transposed, rows, columns, 1.0, block.ctypes.data, lead_in // size, target.ctypes.data,
+              lead_out // size)  # fmt: skip
     return True
 
 
 @functools.cache
 def _routine(char: str) -> Any:
-    name, real = _OMATCOPY.get(char, ("", None))
-    found = find_symbol(name) if name else None
-    if found is None:
-        return None
-    function, integer = found
-    pointer = ctypes.c_void_p
-    function.argtypes = [ctypes.c_int, ctypes.c_int, integer, integer, real, pointer, integer, pointer, integer]
-    function.restype = None
-    return function
+    return routine(_OMATCOPY, char, "ccnnrpnpn")

@@ -40,14 +40,8 @@ _CORE_FLOPS = 3e10
 """Operations a second of a core in a product."""
 
 
-def compute_at_once(root: Node, budget: Any = None) -> Block | None:
+def compute_at_once(roots: Sequence[Node], budget: Any = None) -> list[Block] | None:
     """The values of small work inside the budget; None where it has to be planned."""
-    found = compute_all_at_once((root,), budget)
-    return None if found is None else found[0]
-
-
-def compute_all_at_once(roots: Sequence[Node], budget: Any = None) -> list[Block] | None:
-    """The values of several nodes, where all of that is small."""
     tuning = current()
     if not tuning.at_once or any(root.nbytes > tuning.at_once for root in roots):
         return None

@@ -25,8 +25,13 @@ def make_now(node: Node) -> Node:
     it."""
     if node.nbytes <= current().made_now:
         return make.constant(compute_node(node, None, default_listener()))
-    name = scratch_file(resolve_budget(None).scratch)
-    made = make.source(save_node(node, name, None, default_listener(), resume=False))
+    return _in_scratch(node, resolve_budget(None).scratch, None)
+
+
+def _in_scratch(node: Node, folder: str, budget: Any) -> Node:
+    """The node in a scratch file that goes with what reads it."""
+    name = scratch_file(folder)
+    made = make.source(save_node(node, name, budget, default_listener(), resume=False))
     weakref.finalize(made, remove, name)
     return made
 
@@ -41,10 +46,7 @@ def keep_now(node: Node, budget: Any = None) -> Node:
         values = compute_node(node, given, default_listener())
         keep_count(values)
         return make.constant(values)
-    name = scratch_file(given.scratch)
-    made = make.source(save_node(node, name, given, default_listener(), resume=False))
-    weakref.finalize(made, remove, name)
-    return made
+    return _in_scratch(node, given.scratch, given)
 
 
 def scratch_file(folder: str) -> str:

@@ -26,7 +26,7 @@ from outsize.array.plan.prepare import (
     title,
 )
 from outsize.array.plan.residency import Kept
-from outsize.array.run.at_once import compute_all_at_once, compute_at_once
+from outsize.array.run.at_once import compute_at_once
 from outsize.array.run.cluster import local_cluster, on_one_worker
 from outsize.array.run.distribute import is_shared
 from outsize.array.run.execute import SCRATCH_PREFIX, digest_of, run_schedule
@@ -60,12 +60,8 @@ def plan_node(
         given = resolve_budget(budget)
         with use_cluster(None):
             plan = prepare(node, sink, given, name=name).plan
-        return replace(
-            plan,
-            workers=1,
-            useful_workers=1,
-            notes=(*plan.notes, f"{sink.name} is written by one process: on one worker"),
-        )
+        note = f"{sink.name} is written by one process: on one worker"
+        return replace(plan, workers=1, useful_workers=1, notes=(*plan.notes, note))
     return prepare(node, sink, budget, device, tf32=tf32, name=name).plan
 
 
@@ -75,13 +71,15 @@ def _saving(path: str | os.PathLike[str]) -> str:
 
 def plan_compute(node: Node, budget: Any = None, *, device: Any = None, tf32: bool = False) -> Plan:
     """The plan of `compute_node`."""
-    return _prepare_compute(node, budget, device, tf32).plan
+    return _prepare_compute([node], budget, device, tf32).plan
 
 
-def _prepare_compute(node: Node, budget: Any, device: Any, tf32: bool) -> Prepared:
-    refuse_endless(node)
-    sink = Kept(node.shape, node.dtype, "result")
-    return prepare(node, sink, budget, device, tf32=tf32, name=f"compute {title(node)}")
+def _prepare_compute(nodes: Sequence[Node], budget: Any, device: Any, tf32: bool) -> Prepared:
+    for node in nodes:
+        refuse_endless(node)
+    wanted = [(node, Kept(node.shape, node.dtype, "result")) for node in nodes]
+    name = f"compute {title(nodes[0]) if len(nodes) == 1 else f'{len(nodes)} arrays'}"
+    return prepare_all(wanted, budget, device, tf32=tf32, name=name)
 
 
 def compute_node(
@@ -91,25 +89,34 @@ def compute_node(
     """The node as a NumPy array: a new one, or `out`."""
     if out is not None:
         return _compute_into(node, budget, listener, device, tf32, out)
-    if current_cluster() is not None and device is None:
-        found = compute_all_at_once([node], None)
-        return _compute_on_cluster([node], budget, listener)[0] if found is None else found[0]
-    at_once = compute_at_once(node, budget) if device is None and not tf32 else None
-    if at_once is not None:
-        return at_once
-    prepared = _prepare_compute(node, budget, device, tf32)
-    sink, plan, host = prepared.sink, prepared.plan, prepared.budget.host or 0
-    assert isinstance(sink, Kept)
-    if sink.nbytes > host:
+    return compute_nodes([node], budget, listener, device=device, tf32=tf32)[0]
+
+
+def compute_nodes(
+    nodes: Sequence[Node], budget: Any = None, listener: Listener | None = None, *, device: Any = None, tf32: bool = False
+) -> list[Block]:  # fmt: skip
+    """Several nodes as NumPy arrays, in one walk over what they read."""
+    joined = current_cluster()
+    if device is None and not tf32:
+        found = compute_at_once(nodes, budget if joined is None else None)
+        if found is not None:
+            return found
+    if joined is not None and device is None:
+        return _compute_on_cluster(nodes, budget, listener)
+    prepared = _prepare_compute(nodes, budget, device, tf32)
+    sinks = [sink for _, sink in prepared.wanted if isinstance(sink, Kept)]
+    plan, host, size = prepared.plan, prepared.budget.host or 0, sum(sink.nbytes for sink in sinks)
+    if size > host:
         raise BudgetError(
-            f"the result alone is {format_bytes(sink.nbytes)} and the budget {format_bytes(host)}: "
+            f"the result alone is {format_bytes(size)} and the budget {format_bytes(host)}: "
             f"write it to disk with .save(path), or give compute(budget=...) at least {format_bytes(plan.smallest or 0)}",
             needed=plan.peak(), budget=host, smallest=plan.smallest, culprit="the result", plan=plan,
         )  # fmt: skip
     plan.check()
-    sink.create()
+    for sink in sinks:
+        sink.create()
     run_prepared(prepared, lambda work: run_schedule(work, listener))
-    return sink.array
+    return [sink.array for sink in sinks]
 
 
 def _compute_on_cluster(nodes: Sequence[Node], budget: Any, listener: Listener | None) -> list[Block]:
@@ -126,12 +133,11 @@ def _compute_on_cluster(nodes: Sequence[Node], budget: Any, listener: Listener |
     os.makedirs(scratch, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=scratch) as folder:
         paths = [os.path.join(folder, f"{place}.npy") for place in range(len(nodes))]
-        if len(nodes) == 1:
-            stores = [save_node(nodes[0], paths[0], budget, listener, resume=False)]
-        else:
-            stores = save_nodes(dict(zip(paths, nodes, strict=True)), budget, listener)
+        stores = save_nodes(dict(zip(paths, nodes, strict=True)), budget, listener)
+        regions = [whole(store.shape) for store in stores]
         return [
-            np.array(store.read(whole(store.shape), make_buffer(store.extent(whole(store.shape))))) for store in stores
+            np.array(store.read(region, make_buffer(store.extent(region))))
+            for store, region in zip(stores, regions, strict=True)
         ]
 
 
@@ -250,28 +256,6 @@ def _earlier_budget(sink: Sink, given: Budget) -> Budget:
 def plan_nodes(wanted: Mapping[str, Node], budget: Any = None, *, device: Any = None, tf32: bool = False) -> Plan:
     """The plan of `save_nodes`."""
     return prepare_all(_described(wanted), budget, device, tf32=tf32, name=_saving_all(wanted)).plan
-
-
-def compute_nodes(
-    nodes: Sequence[Node], budget: Any = None, listener: Listener | None = None, *, device: Any = None, tf32: bool = False
-) -> list[Block]:  # fmt: skip
-    """Several nodes as NumPy arrays, in one walk over what they read."""
-    if device is None and not tf32:
-        found = compute_all_at_once(nodes, None if current_cluster() is not None else budget)
-        if found is not None:
-            return found
-    if current_cluster() is not None and device is None:
-        return _compute_on_cluster(nodes, budget, listener)
-    for node in nodes:
-        refuse_endless(node)
-    sinks = [Kept(node.shape, node.dtype, "result") for node in nodes]
-    name = f"compute {len(nodes)} arrays"
-    prepared = prepare_all(list(zip(nodes, sinks, strict=True)), budget, device, tf32=tf32, name=name)
-    prepared.plan.check()
-    for sink in sinks:
-        sink.create()
-    run_prepared(prepared, lambda work: run_schedule(work, listener))
-    return [sink.array for sink in sinks]
 
 
 def save_nodes(
