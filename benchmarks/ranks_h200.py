@@ -7,9 +7,9 @@ Each way runs in a fresh process with a time limit, with the same weights and to
 bfloat16; `fp32` has both in float32 and computes in bfloat16 (autocast; FSDP2's `MixedPrecisionPolicy`).
 
 - `ours`: `fit(device="cuda", budget=, host=)`.
-- `fsdp2`: one rank, `fully_shard` and activation checkpointing of every layer, AdamW fused on the host. The batch goes in as few
-  slices as the budget takes. Where it takes none, the smallest budget is looked for that one row runs in, and `ours` runs in
-  that budget too.
+- `fsdp2`: one rank, `fully_shard` and activation checkpointing of every layer, AdamW fused on the host. The passes of a step run
+  on the whole card first, one row a slice, which tells what they reserve. Where that is more than the budget, 1.02 times that is
+  FSDP2's budget, and `ours` runs in it too; else the batch goes in as few slices as the budget takes.
 
 The card's memory is limited by `set_per_process_memory_fraction`. Rows: tokens a second; what torch reserved; what the driver
 says is in use on the whole card above the first context; the process's highest resident size; page-locked bytes of torch's own
@@ -45,9 +45,21 @@ class Driver:
     """The most memory in use on the card, as its driver says, every few milliseconds."""
 
     def __init__(self, device):
-        self.first = self.most = self.used() if device == "cuda" else 0
+        import torch
+
         if device == "cuda":
-            threading.Thread(target=self._look, daemon=True).start()
+            torch.zeros(1, device="cuda")
+        self.first = self.most = self.used() if device == "cuda" else 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look if device == "cuda" else self._ended.wait)
+        self._thread.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._ended.set()
+        self._thread.join()
 
     @staticmethod
     def used():
@@ -57,9 +69,8 @@ class Driver:
         return total - free
 
     def _look(self):
-        while True:
+        while not self._ended.wait(0.005):
             self.most = max(self.most, self.used())
-            time.sleep(0.005)
 
     def above(self):
         return self.most - self.first
@@ -130,13 +141,12 @@ def write(given, row):
         file.write(line + "\n")
 
 
-def run_ours(given):
+def run_ours(given, driver):
     import torch
 
     import outsize
 
     budget = parse_bytes(given.budget)
-    driver = start_card(given)
     model, batch = begin(given)
     limit_card(given, budget)
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING)
@@ -148,14 +158,6 @@ def run_ours(given):
     pool = fitted.plan.budgets[0].pool
     more = {"projected": fitted.plan.peak(pool), "fit_seconds": took, "choice": str(fitted.choice)[:300]}
     tell(given, "ours", budget, lambda: fitted.step(batch), driver, **more)
-
-
-def start_card(given):
-    import torch
-
-    if given.device == "cuda":
-        torch.zeros(1, device="cuda")
-    return Driver(given.device)
 
 
 def join_group(device):
@@ -257,16 +259,9 @@ class Spread:
         self.model = spread(fresh, self.given)
         return False
 
-    def smallest(self, slices, low):
-        """The smallest budget that the passes run in, to 2 %; the budget `low` is too small. None: no budget is enough."""
-        high = whole(self.given)
-        if not self.fits(slices, high):
-            return None
-        high = reserved(self.given) or high
-        while high > 1.02 * low and time.perf_counter() - self.given.began < self.given.limit * 0.5:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.fits(slices, middle) else (middle, high)
-        return high
+    def needed(self, slices):
+        """What the passes reserve on the whole card, None where that is not enough."""
+        return (reserved(self.given) or 0) if self.fits(slices, whole(self.given)) else None
 
 
 def whole(given):
@@ -283,33 +278,28 @@ def reserved(given):
     return torch.cuda.max_memory_reserved() if given.device == "cuda" else None
 
 
-def run_fsdp2(given):
+def run_fsdp2(given, driver):
     import torch
 
     budget, rows = parse_bytes(given.budget), BATCH[given.device][0]
     backend = join_group(given.device)
-    driver = start_card(given)
     model, batch = begin(given)
     work = Spread(given, model, {name: t.to(given.device) for name, t in batch.items()})
     del model
     say("spread")
-    slices = next((n for n in (1, 2, 4, rows) if work.fits(n, budget)), None)
-    found = budget
-    if slices is None:
-        slices = rows
-        write(
-            given,
-            {"way": "fsdp2", "kind": given.kind, "budget": budget, "failed": "out of memory with one row a slice"},
-        )
-        found = work.smallest(slices, budget)
-    if found is None:
+    needed = work.needed(rows)
+    if needed is None:
         write(given, {"way": "fsdp2", "kind": given.kind, "budget": None, "failed": "out of memory on the whole card"})
         return
+    found = max(budget, int(1.02 * needed))
+    tried = (1, 2, 4) if needed <= budget else ()
+    slices = next((n for n in tried if work.fits(n, found)), rows)
     limit_card(given, found)
     driver.most = driver.first
     optimizer = torch.optim.AdamW(work.model.parameters(), LEARNING, fused=True)
     step = make_step(work.model, work.batch, slices, optimizer)
-    tell(given, "fsdp2", found, step, driver, slices=slices, backend=backend)
+    more = {"slices": slices, "backend": backend, "passes": needed}
+    tell(given, "fsdp2", found, step, driver, **more)
 
 
 @functools.cache
@@ -349,21 +339,22 @@ def main():
     parser.add_argument("--budget", default="8GiB", help="of the card")
     parser.add_argument("--host", default="64GiB", help="for ours; FSDP2 takes what it takes")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--same", action="store_true", help="ours in FSDP2's budget alone")
     parser.add_argument("--limit", type=float, default=180, help="seconds of one way")
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     given = parser.parse_args()
     given.began = time.perf_counter()
     if given.way:
         given.kind = given.kinds
-        {"ours": run_ours, "fsdp2": run_fsdp2}[given.way](given)
+        with Driver(given.device) as driver:
+            {"ours": run_ours, "fsdp2": run_fsdp2}[given.way](given, driver)
         return
     for kind in given.kinds.split(","):
         budget = parse_bytes(given.budget)
-        start(given, "ours", kind, budget)
         rows = start(given, "fsdp2", kind, budget)
-        larger = [row["budget"] for row in rows if row.get("seconds") and row["budget"] > budget]
-        if larger:
-            start(given, "ours", kind, larger[0])
+        same = next((row["budget"] for row in rows if row.get("seconds")), budget)
+        for each in dict.fromkeys((same, budget)) if not given.same else (same,):
+            start(given, "ours", kind, each)
 
 
 if __name__ == "__main__":

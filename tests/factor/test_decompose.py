@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outsize
+from outsize.array.device.find import make_fake
 from outsize.array.tuning import Tuning, use
+from outsize.factor.algorithms.device_stream import DeviceStreamPass
 from outsize.factor.algorithms.rounding import round_tucker, tucker_bytes
 
 SMALL_TILES = replace(Tuning(), small=0, chunk=8192, largest=8192, least_box=2048)
@@ -257,6 +259,62 @@ def test_errors_that_a_device_cannot_tell_are_left_to_the_processor() -> None:
     with outsize.budget(device="1MiB"):
         made = outsize.decompose(x, "tucker", 1e-7, device="fake")
     assert true_error(made, x) <= made.error <= 1e-7
+
+
+def test_the_data_cross_the_link_once() -> None:
+    x = low_rank((90, 70, 48), 5, 1e-4, "f4")
+    with outsize.budget(device="4MiB"):
+        plan = outsize.decompose(x, "tucker", 0.01, device="fake").facts.plan
+    sent = [level.amount for step in plan.steps for level in step.levels if level.name == "link in"]
+    assert sent == [x.nbytes]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_basis_grows_through_a_device_and_every_run_gives_the_same(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws = np.random.default_rng(seed)
+    x = low_rank((40, 64, 48), 3, 1e-4, "f4", seed)
+    x[7] += 0.02 * draws.standard_normal((64, 3)).astype("f4") @ draws.standard_normal((3, 48)).astype("f4")
+    here, fold = [], DeviceStreamPass._fold_here
+    monkeypatch.setattr(
+        DeviceStreamPass, "_fold_here", lambda self, *given: (here.append(given[0]), fold(self, *given))
+    )
+    runs = []
+    with use(replace(SMALL_TILES, device_slot=4096)), outsize.budget(device="256KiB"):
+        for number in range(3):
+            runs.append(outsize.decompose(x, "tucker", 1e-3, device=make_fake(256 << 10, seed=number), budget="24MiB"))
+    assert here and len(here) % 3 == 0  # the processor folded what no sample had seen
+    assert true_error(runs[0], x) <= runs[0].error <= 1e-3
+    for other in runs[1:]:
+        assert np.array_equal(other[...].compute(), runs[0][...].compute())
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_no_number_is_named_through_a_device(bad: float) -> None:
+    x = low_rank((20, 48, 64), 4, 1e-4, "f4")
+    x[13, 5, 7] = bad
+    with outsize.budget(device="1MiB"), pytest.raises(outsize.InputError, match=r"x\[13, 5, 7\] is (nan|inf)"):
+        outsize.decompose(x, "tucker", 0.01, device="fake")
+
+
+def test_zeros_through_a_device() -> None:
+    x = low_rank((20, 48, 64), 4, 1e-4, "f4")
+    x[3:15] = 0
+    with outsize.budget(device="1MiB"):
+        made = outsize.decompose(x, "tucker", 0.01, device="fake")
+        nothing = outsize.decompose(np.zeros_like(x), "tucker", 0.01, device="fake")
+    assert true_error(made, x) <= made.error <= 0.01
+    assert not np.asarray(nothing[...].compute()).any()
+
+
+def test_a_device_too_small_for_a_chunk_leaves_the_work_to_the_processor() -> None:
+    x = low_rank((20, 48, 64), 4, 1e-4, "f4")
+    with outsize.budget(device="1KiB"):
+        made = outsize.decompose(x, "tucker", 0.01, device="fake")
+    assert true_error(made, x) <= made.error <= 0.01
+    notes = [note for step in made.facts.plan.steps for note in step.notes]
+    assert any(note.startswith("on the processor: a chunk takes") and "1.00 KiB may be held" in note for note in notes)
 
 
 @pytest.mark.parametrize("method", ["tucker", "tt", "cp", "zfp", "float16", "auto"])

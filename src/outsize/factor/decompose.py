@@ -92,21 +92,20 @@ def _decompose(
     node: Node, request: Request, allowed: Budget, device: Any, joined: Cluster | None, listener: Listener | None, *,
     dry_run: bool, resume: bool,
 ) -> Any:  # fmt: skip
-    if find_device(device)[0] is None:  # a word where there is none, and `auto` where it finds none is the processor
-        device = None
+    there = find_device(device)[0]
     title = f"decompose {node.label()} {node.dtype}{list(node.shape)} by {request.method}"
 
     def plan(host: int, ranks: Ranks, *, strict: bool = True, at_once: bool = False) -> Session:
-        session = Session(allowed, Checkpoint(None, host), None, title, device, dry=True, strict=strict, ranks=ranks,
+        session = Session(allowed, Checkpoint(None, host), None, title, there, dry=True, strict=strict, ranks=ranks,
                           at_once=at_once, cluster=joined)  # fmt: skip
         _plan(session, node, request)
         return session
 
     if dry_run:
         return _describe(plan, request, allowed.host or 0)
-    digest = digest_of(node, f"{request.text()} {device}{' on workers' if joined else ''}")
+    digest = digest_of(node, f"{request.text()} {there and there.device.name}{' on workers' if joined else ''}")
     with checkpoint(allowed.scratch, digest, allowed.host or 0, resume) as states:
-        session = Session(allowed, states, listener or default_listener(), title, device, cluster=joined)
+        session = Session(allowed, states, listener or default_listener(), title, there, cluster=joined)
         try:
             return _work(session, node, request, plan)
         except BudgetError as error:

@@ -11,9 +11,10 @@ is needed. `DeviceBudget` is a device as a plan sees it: which one, and how many
 from __future__ import annotations
 
 import abc
+import contextlib
 import ctypes
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -266,6 +267,22 @@ class DeviceBudget:
     def room(self) -> int:
         """Bytes that passes may reserve: what the device's libraries take is set aside."""
         return max(0, self.budget - self.device.outside)
+
+
+@contextlib.contextmanager
+def reserved(allowed: DeviceBudget, size: int) -> Iterator[None]:
+    """Bytes of a device, reserved once; its library's word for memory that ran out becomes ours."""
+    device = allowed.device
+    device.open(size, allowed.tf32)
+    try:
+        yield
+    except Exception as error:
+        told = device.told(error)
+        if told is None:
+            raise
+        raise told from error
+    finally:
+        device.close()
 
 
 def rows_of(block: Block) -> tuple[int, int, int] | None:

@@ -251,9 +251,13 @@ def _describe(one: ScheduledPass, device: DeviceBudget | None) -> Step:
     peaks = list(step.peaks)
     if one.scratch:
         peaks.append(Peak(pool=DISK, bytes=one.scratch, known=Known.EXACT))
-    if device is not None and one.sized.device_bytes:
-        held = one.sized.device_bytes + device.device.outside
-        peaks.append(Peak(pool=device.device.pool, bytes=held, known=Known.BOUND))
-        if device.pinned is not None:
-            peaks.append(Peak(pool=PINNED, bytes=one.sized.locked, known=Known.EXACT))
-    return replace(step, peaks=tuple(peaks))
+    return replace(step, peaks=(*peaks, *device_peaks(one.sized, device)))
+
+
+def device_peaks(sized: Sized, device: DeviceBudget | None) -> tuple[Peak, ...]:
+    """What a sized pass holds of a device and of page-locked memory."""
+    if device is None or not sized.device_bytes:
+        return ()
+    held = sized.device_bytes + device.device.outside
+    there = Peak(pool=device.device.pool, bytes=held, known=Known.BOUND)
+    return (there,) if device.pinned is None else (there, Peak(pool=PINNED, bytes=sized.locked, known=Known.EXACT))

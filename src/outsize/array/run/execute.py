@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from outsize.array.device.base import reserved
 from outsize.array.graph.node import Node, Source, structure, walk
 from outsize.array.kernels.blas import blas_threads
 from outsize.array.passes.base import Job, Pass, Sized
@@ -77,20 +78,8 @@ def run_schedule(prepared: Prepared, listener: Listener | None = None, journal: 
 def _device(schedule: Schedule) -> Iterator[None]:
     """The device's memory, reserved once for all passes that use it."""
     size = max((one.sized.device_bytes for one in schedule.passes), default=0)
-    if schedule.device is None or size == 0:
+    with contextlib.nullcontext() if schedule.device is None or size == 0 else reserved(schedule.device, size):
         yield
-        return
-    device = schedule.device.device
-    device.open(size, schedule.device.tf32)
-    try:
-        yield
-    except Exception as error:
-        told = device.told(error)
-        if told is None:
-            raise
-        raise told from error
-    finally:
-        device.close()
 
 
 class _Run:

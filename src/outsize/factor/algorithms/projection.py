@@ -63,7 +63,7 @@ class Projection(Kernel):
             lost2 = max(norm2 - sum_squares(found), 0.0) + self._slack * norm2
         self.norm2 += norm2
         self.seen += fibers.data.size
-        if self.grows and self.allowed is not None and self.lost2 + lost2 > self._limit():
+        if self.grows and self.lost2 + lost2 > self._limit():
             if not self.direct:
                 fibers.subtract(self.basis, found)
             lost2 = self._grow(number, fibers, found)
@@ -73,10 +73,21 @@ class Projection(Kernel):
         shape = tuple(b - a for a, b in place)
         self.target.write(place, Fibers.lay(found, shape, self.axis) if found.ndim == 2 else found.reshape(shape))
 
-    def _limit(self) -> float:
-        """Squares that may be lost by now: of those seen, or of those that were to be expected by now."""
-        assert self.allowed is not None
-        return self.allowed * max(self.norm2, 0.9 * self.expected * self.seen / self.size)
+    def take(self, norm2: float, kept2: float, size: int) -> bool:
+        """The sums of a next chunk of so many elements, which somebody else has projected and written; False where the basis must
+        grow for it first."""
+        lost2 = max(norm2 - kept2, 0.0) + self._slack * norm2
+        if self.lost2 + lost2 > self._limit(norm2, size):
+            return False
+        self.norm2, self.kept2, self.lost2 = self.norm2 + norm2, self.kept2 + kept2, self.lost2 + lost2
+        self.seen += size
+        return True
+
+    def _limit(self, norm2: float = 0.0, size: int = 0) -> float:
+        """Squares that may be lost by now, with a next chunk: of those seen, or of those that were to be expected by now."""
+        if self.allowed is None:
+            return math.inf
+        return self.allowed * max(self.norm2 + norm2, 0.9 * self.expected * (self.seen + size) / self.size)
 
     def _grow(self, number: int, rest: Fibers, found: Block) -> float:
         """Add what a chunk lacks to the basis; `rest` is what is lost of it."""

@@ -16,6 +16,9 @@ from typing import Any
 import numpy as np
 
 from outsize.array.api.lazy import Array
+from outsize.array.device.base import DeviceBudget
+from outsize.array.passes.base import Sized
+from outsize.array.plan.schedule import device_peaks
 from outsize.array.run.distribute import is_reachable
 from outsize.array.run.execute import clean_scratch
 from outsize.array.run.results import plan_compute
@@ -42,7 +45,7 @@ class Session:
     """What exists while a decomposition runs."""
 
     def __init__(
-        self, budget: Budget, checkpoint: Checkpoint, listener: Listener | None, name: str, device: Any = None, *,
+        self, budget: Budget, checkpoint: Checkpoint, listener: Listener | None, name: str, device: DeviceBudget | None = None, *,
         dry: bool = False, strict: bool = True, ranks: Ranks | None = None, at_once: bool = False, cluster: Cluster | None = None,
     ) -> None:  # fmt: skip
         """A dry session has no data and takes the ranks from `ranks`. A strict one ends with a `BudgetError` at the first
@@ -50,7 +53,7 @@ class Session:
         self.budget, self.checkpoint, self.listener, self.name, self.dry = budget, checkpoint, listener, name, dry
         self.strict = strict
         self.device = device
-        """Where Gram matrices and projections of the data are made, None on the processor."""
+        """Where projections and Gram matrices of the data are made, None on the processor."""
         self.at_once = at_once
         """True where the data are cut in memory at once, without a pass that makes them smaller: that asks nothing of their
         ranks."""
@@ -83,14 +86,14 @@ class Session:
         self, tensor: Tensor, axis: int, make: Callable[[], Kernel], *, sample: int | None = None, note: str = ""
     ) -> tuple[Any, float]:
         """Run a kernel over a tensor; the kernel and the share of the chunks that it saw."""
-        work = StreamPass(tensor.node, axis, make(), current(), sample)
-        sized = size_stream(work, self.room, self.packed)
+        work, sized, fallen = self._size(tensor, axis, make(), sample)
         step, shared = sized.step(self._resident()), is_shared(self.cluster, tensor, sample)
+        step = replace(step, peaks=(*step.peaks, *device_peaks(sized, self.device)))
         if shared:
             parts = len(cut(work, sized, self._spread))
             self.useful = max(self.useful, parts)
             step = replace(step, notes=(f"{parts} tasks for workers", *step.notes))
-        self.add(self._on_disk(step, note))
+        self.add(self._on_disk(step, *filter(None, (note, fallen))))
         self.packed = max(self.packed, sized.packed)  # a pass that does not fit has taken nothing
         if self.dry:
             return work.kernel, work.share(sized)
@@ -105,6 +108,23 @@ class Session:
             work.saved = lambda done: self._save(stage, done, work.kernel)
             run_stream(work, sized, self.room, self.listener, place)
         return work.kernel, work.share(sized)
+
+    def _size(self, tensor: Tensor, axis: int, kernel: Kernel, sample: int | None) -> tuple[StreamPass, Sized, str]:
+        """The pass and its sizes: by the device where it can do it, for the user's data and for what is left where that is worth
+        the link. A word where a device is too small."""
+        tuning, device, fallen = current(), self.device, ""
+        if device is not None and sample is None and not (tensor.left and tensor.node.nbytes <= tuning.device_least):
+            from outsize.factor.algorithms.device_stream import DeviceStreamPass, can_stream
+
+            if can_stream(kernel, tensor.node, device):
+                there = DeviceStreamPass(tensor.node, axis, kernel, tuning, device)
+                sized = size_stream(there, self.room, self.packed)
+                if sized.device_bytes <= device.room:
+                    return there, sized, ""
+                needed, may = (format_bytes(n + device.device.outside) for n in (sized.device_bytes, device.room))
+                fallen = f"on the processor: a chunk takes {needed} of {device.device.name}, of which {may} may be held"
+        work = StreamPass(tensor.node, axis, kernel, tuning, sample)
+        return work, size_stream(work, self.room, self.packed), fallen
 
     def _take_up(self, work: StreamPass, stage: int) -> None:
         found = self.checkpoint.load(stage)
@@ -130,15 +150,14 @@ class Session:
             kernel.flush()
             self.checkpoint.finish(self.checkpoint.stage, kernel.state())
 
-    def compute(self, array: Array, what: str, *, on_device: bool = False) -> Block:
+    def compute(self, array: Array, what: str) -> Block:
         """Make an array by the array room's passes, inside the room; they go into the plan."""
-        device = self.device if on_device else None
         with use_cluster(self.cluster if is_reachable(array.node) else None):
-            for step in plan_compute(array.node, max(self.room, 0), device=device).steps:
+            for step in plan_compute(array.node, max(self.room, 0)).steps:
                 self.add(self._beside(step, what))
             if self.dry:
                 return np.zeros(array.shape, array.dtype) if array.size < 1 << 22 else np.zeros(0)
-            return np.asarray(array.compute(budget=self.room, progress=self.listener, device=device))
+            return np.asarray(array.compute(budget=self.room, progress=self.listener))
 
     def _beside(self, step: Step, what: str) -> Step:
         """A step of the array room with what this session holds."""
@@ -211,16 +230,19 @@ class Session:
     def _resident(self) -> tuple[Part, ...]:
         return tuple(Part(name=name, bytes=size, known=Known.EXACT) for name, size in self.held.items() if size)
 
-    def _on_disk(self, step: Step, note: str) -> Step:
+    def _on_disk(self, step: Step, *notes: str) -> Step:
         size = sum(self.scratch.values())
         peaks = (*step.peaks, Peak(pool=DISK, bytes=size, known=Known.EXACT)) if size else step.peaks
-        return replace(step, peaks=peaks, notes=(*((note,) if note else ()), *step.notes))
+        return replace(step, peaks=peaks, notes=(*notes, *step.notes))
 
     def plan(self, smallest: int | None = None, notes: tuple[str, ...] = ()) -> Plan:
         """The steps so far."""
         reason = next((a.reason for a in self.budget.allowances if a.pool == HOST), "")
+        budgets, device = [Allowance(pool=HOST, bytes=self.asked, reason=reason)], self.device
+        if device is not None and any(step.peak(device.device.pool) for step in self.steps):
+            budgets.append(Allowance(pool=device.device.pool, bytes=device.budget, reason=device.reason))
         return Plan(
-            name=self.name, steps=tuple(self.steps), budgets=(Allowance(pool=HOST, bytes=self.asked, reason=reason),),
+            name=self.name, steps=tuple(self.steps), budgets=tuple(budgets),
             smallest=smallest, notes=notes, workers=self._spread if self.cluster else None,
             useful_workers=self.useful if self.cluster else None,
         )  # fmt: skip

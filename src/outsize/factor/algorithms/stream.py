@@ -123,8 +123,7 @@ class StreamPass(Pass):
         return [*(Effort(workers, each) for workers, each in rows), BARE]
 
     def fit(self, effort: Effort, room: Room, there: int = ANY) -> Sized | None:
-        shape, item = self.node.shape, self.node.dtype.itemsize
-        single = self._single()
+        shape, item, single = self.node.shape, self.node.dtype.itemsize, self._single()
         if effort.bare:
             return self._settle(single, 1, room)
         one = self.probe(center(shape, single))
@@ -136,11 +135,18 @@ class StreamPass(Pass):
         def seconds(box: Box) -> float:
             return read_seconds(self.probe(center(shape, box)).reads, self.tuning)
 
-        most = self.tuning.largest if one.reads else self.tuning.chunk // 2
-        if self.sample is not None:
-            most = min(most, self.sample * item)
+        most = self.longest(effort, room, reads=bool(one.reads))
         box, _ = grow(shape, single, seconds, fits, lambda b: math.prod(b) * item, self.tuning, most)
         return self._settle(balance(shape, box, single), effort.workers, room)
+
+    def longest(self, effort: Effort, room: Room, *, reads: bool) -> int:
+        """Bytes of a chunk at most."""
+        most = self.tuning.largest if reads else self.tuning.chunk // 2
+        return most if self.sample is None else min(most, self.sample * self.node.dtype.itemsize)
+
+    def beside(self, box: Box) -> int:
+        """Bytes of what a fold of such a chunk keeps and makes."""
+        return self.kernel.held(box) + _LITTLE
 
     def _single(self) -> Box:
         """The fewest fibres that are worth a read: a few that lie side by side."""
@@ -156,7 +162,7 @@ class StreamPass(Pass):
         shape = self.node.shape
         grid = Grid(shape, tuple(max(1, n) for n in shape))
         workers = max(1, min(workers, len(Grid(shape, box))))
-        sized = self.settle(grid, box, workers, 1, self.kernel.held(box) + _LITTLE, room)
+        sized = self.settle(grid, box, workers, 1, self.beside(box), room)
         threads = max(1, min(cores(), room.host // self.tuning.thread_room))
         packed = self.kernel.packing(box).total(1, threads)
         return replace(sized, threads=threads, packed=max(room.packed, sized.packed, packed))
@@ -237,9 +243,9 @@ def run_stream(work: StreamPass, sized: Sized, room: int, listener: Listener | N
     pool.count(sized.packed)
     if work.start < len(picked):
         kept = replace(sized, slot_bytes=0)  # the kernel's arrays are its own; they are counted, not handed out
-        pool.count(sized.slot_bytes)
-        with np.errstate(all="ignore"), lean_heap(), blas_threads(sized.threads):
-            job = Job(sized, (), {}, moved)
+        pool.count(sized.slot_bytes + sized.shared_bytes)
+        with np.errstate(all="ignore"), lean_heap(), blas_threads(sized.threads), work.opened(sized) as opened:
+            job = Job(sized, (), {}, moved, opened)
             run_work(work, kept, job, [(0, tuple((0, n) for n in work.node.shape))], pool, lambda number: None)
         trim_heap()
     seconds = time.perf_counter() - began

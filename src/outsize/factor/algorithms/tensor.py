@@ -22,12 +22,12 @@ class Tensor:
     """What a pass reads."""
 
     def __init__(
-        self, node: Node, *, resident: int = 0, scratch: int = 0, end: Callable[[], None] = lambda: None,
+        self, node: Node, *, left: bool = False, end: Callable[[], None] = lambda: None,
         seen: Callable[[tuple[int, ...]], Node] | None = None,
     ) -> None:  # fmt: skip
-        self.node, self.resident, self.scratch, self.end, self._seen = node, resident, scratch, end, seen
+        self.node, self.left, self.end, self._seen = node, left, end, seen
         self.shape, self.dtype = node.shape, node.dtype
-        """`resident` bytes of memory and `scratch` bytes of disk are held until `end` is called."""
+        """`left`: a projection left it, and it is held until `end` is called; else it is the user's."""
 
     @property
     def size(self) -> int:
@@ -39,7 +39,7 @@ class Tensor:
         if shape == self.shape:
             return self
         node = self._seen(shape) if self._seen is not None else make.reshape(self.node, shape)
-        return Tensor(node, resident=self.resident, scratch=self.scratch, end=self.end, seen=self._seen)
+        return Tensor(node, left=self.left, end=self.end, seen=self._seen)
 
 
 class Target:
@@ -105,7 +105,7 @@ class Target:
         """What is left, to be read."""
         if self._array is not None:
             array = self._array
-            return Tensor(make.source(MemoryStore(array)), resident=self.nbytes,
+            return Tensor(make.source(MemoryStore(array)), left=True,
                           seen=lambda shape: make.source(MemoryStore(array.reshape(shape))))  # fmt: skip
         sink = self._sink
         assert sink is not None
@@ -115,7 +115,7 @@ class Target:
             store.file, store.paths = sink.file, (sink.partial,)
             return make.source(store)
 
-        return Tensor(seen(self.shape), scratch=self.nbytes, end=sink.end, seen=seen)
+        return Tensor(seen(self.shape), left=True, end=sink.end, seen=seen)
 
     def phantom(self) -> Tensor:
         """What a plan has instead of what is left: it is read like that, and takes nothing."""
@@ -125,7 +125,7 @@ class Target:
                 return make.source(MemoryStore(phantom(shape, self.dtype)))
             return make.source(ScratchStore(shape, self.dtype, "what is left"))
 
-        return Tensor(seen(self.shape), seen=seen)
+        return Tensor(seen(self.shape), left=True, seen=seen)
 
     def close(self) -> None:
         """Let go of it; a file stays."""

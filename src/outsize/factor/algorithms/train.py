@@ -100,8 +100,6 @@ def train(session: Session, tensor: Tensor, request: Request) -> Found | None:
     """Decompose; None in a dry session."""
     account, ends = Account(request.error), _Ends(tensor, session.dry)
     session.expected = 3 * len(tensor.shape)
-    if session.device is not None and len(tensor.shape) > 1 and not session.at_once:
-        _first_on_device(session, ends, request, account)
     if not is_small(session, ends.tensor):
         _walk_inwards(session, ends, request, account)
     middle = (ends.ranks[0], *ends.modes, ends.ranks[1])
@@ -166,20 +164,6 @@ def _step(before: Block, bra: Block, ket: Block) -> Block:
     """Overlap of two trains, one core further: (bra, ket)."""
     half = np.tensordot(before, ket, axes=(1, 0))
     return np.tensordot(bra.conj(), half, axes=((0, 1), (0, 1)))
-
-
-def _first_on_device(session: Session, ends: _Ends, request: Request, account: Account) -> None:
-    """Read the data through the device, from the end that lies along the rows."""
-    from outsize.factor.algorithms.on_device import shrink_on_device
-
-    whole, dtype = ends.grouped(), request.left_dtype(ends.tensor.dtype)
-    rank = _rank_at(request, ends, 1)
-    made = shrink_on_device(
-        session, whole, len(whole.shape) - 1, dtype, ends.cut(1), allowed=account.allowed(0.5), rank=rank
-    )
-    if made is not None:
-        account.note(made, made.left.dtype)
-        ends.take(1, made.basis, made.left)
 
 
 def _walk_inwards(session: Session, ends: _Ends, request: Request, account: Account) -> None:

@@ -27,7 +27,7 @@ from outsize.factor.algorithms.request import Request
 from outsize.factor.algorithms.rounding import Rounded, round_train, round_tucker, split_train, tucker_bytes
 from outsize.factor.algorithms.sampling import finite, gram_bytes
 from outsize.factor.algorithms.session import Session
-from outsize.factor.algorithms.shrink import Shrunk, gram_survey, one_thread, shrink, survey, unknown, working
+from outsize.factor.algorithms.shrink import Shrunk, gram_survey, one_thread, shrink, survey, working
 from outsize.factor.algorithms.tensor import Tensor
 
 RESERVE = 0.02
@@ -40,6 +40,8 @@ CUT = "cut of the core"
 ACROSS = 4
 """A mode across the rows is read in short pieces: its pass takes about so many times as long as one along them (6.4 GB: 24 and
 6.5 seconds)."""
+SHORT_ENOUGH = 0.1
+"""Where a pass leaves this part of the data, for what it takes, the others are not asked whether they would leave less."""
 SHORT = 8
 """Shorter modes are left to the last cut."""
 
@@ -91,28 +93,18 @@ def compress_modes(
     dtype = request.left_dtype(tensor.dtype)
     bases: list[Block] = [np.zeros((0, 0))] * len(tensor.shape)
     left = [] if is_small(session, tensor) else [axis for axis, length in enumerate(tensor.shape) if length >= SHORT]
-    ranks = request.ranks
     session.expected = 3 * len(left) + 1
-    if session.device is not None and left:
-        tensor = _first_on_device(session, tensor, request, account, bases, left, dtype)
-    if ranks is not None:  # what a device left may lie in another order
-        left.sort(key=lambda axis: ranks[axis] / tensor.shape[axis] * _dearness(tensor, axis))
-    found = _surveys(session, tensor, request, account, left)
-    found.sort(key=lambda one: _kept_part(one, request, account, len(left)) * _dearness(tensor, one.axis))
-    for place, first in enumerate(found):
-        again = [first] if place == 0 else _surveys(session, tensor, request, account, [first.axis])
-        if not again:
-            continue
-        best, remaining = again[0], len(found) - place
+    seen: dict[int, Survey | None] = {}
+    while (best := _choose(session, tensor, request, account, left, seen)) is not None:
         rank = None if request.ranks is None else request.ranks[best.axis]
-        allowed = account.allowed(choose_share(best, account, remaining))
-        made = _by_device(session, tensor, best, account, dtype, allowed, rank)
-        if made is None:
-            made = shrink(session, tensor, best, dtype, allowed=allowed, rank=rank)
+        allowed = account.allowed(choose_share(best, account, len(left)))
+        made = shrink(session, tensor, best, dtype, allowed=allowed, rank=rank)
+        left.remove(best.axis)
         if made is not None:
             bases[best.axis] = made.basis
             account.note(made, dtype)
             tensor = made.left
+            seen.clear()
     return tensor, bases, dtype
 
 
@@ -122,49 +114,39 @@ def _dearness(tensor: Tensor, axis: int) -> int:
     return 1 if axis == (order or range(len(tensor.shape)))[-1] else ACROSS
 
 
-def _first_on_device(
-    session: Session, tensor: Tensor, request: Request, account: Account, bases: list[Block], left: list[int],
-    dtype: np.dtype[Any],
-) -> Tensor:  # fmt: skip
-    """Read the data through the device; what is left of them is the processor's."""
-    from outsize.factor.algorithms.on_device import choose_axis, shrink_on_device
+def _choose(
+    session: Session,
+    tensor: Tensor,
+    request: Request,
+    account: Account,
+    left: list[int],
+    seen: dict[int, Survey | None],
+) -> Survey | None:
+    """The mode that shrinks most for what its pass takes, None where none is left. Modes are looked at in the order that their
+    lengths (or the ranks that are given) suggest, until one becomes so short that a better one would save little. `seen` keeps
+    what is known of the present tensor; None is a mode that is left as it is."""
 
-    axis = choose_axis(tensor)
-    rank = None if request.ranks is None else request.ranks[axis]
-    made = shrink_on_device(session, tensor, axis, dtype, mode(axis), allowed=account.allowed(0.5), rank=rank)
-    if made is None:
-        return tensor
-    left.remove(axis)
-    bases[axis] = made.basis
-    account.note(made, made.left.dtype)
-    return made.left
+    def cost(axis: int) -> float:
+        return (1 if request.ranks is None else request.ranks[axis]) / tensor.shape[axis] * _dearness(tensor, axis)
 
+    def kept(found: Survey) -> float:
+        return _kept_part(found, request, account, len(left)) * _dearness(tensor, found.axis)
 
-def _by_device(
-    session: Session, tensor: Tensor, found: Survey, account: Account, dtype: np.dtype[Any], allowed: float | None,
-    rank: int | None,
-) -> Shrunk | None:  # fmt: skip
-    """A further mode by the device, where it has had the first; None where the processor does it."""
-    if session.device is None or account.norm2 is None:
-        return None
-    from outsize.factor.algorithms.on_device import project_on_device
-
-    return project_on_device(session, tensor, found, dtype, norm2=account.now2, allowed=allowed, rank=rank)
+    for axis in sorted(left, key=cost):
+        if axis not in seen:
+            seen[axis] = _look(session, tensor, request, account, axis)
+        one = seen[axis]
+        if one is not None and (request.ranks is not None or kept(one) <= SHORT_ENOUGH):
+            return one
+    return min((one for axis, one in seen.items() if one is not None and axis in left), key=kept, default=None)
 
 
-def _surveys(session: Session, tensor: Tensor, request: Request, account: Account, axes: list[int]) -> list[Survey]:
-    """What each mode needs; where ranks are given, of the first all is known and of the others nothing yet."""
-    found: list[Survey] = []
-    for axis in axes:
-        if request.ranks is None:
-            one = survey(session, tensor, axis, 0.8 * (account.allowed(MOST) or 0.0), mode(axis))
-        elif tensor.shape[axis] <= request.ranks[axis] + 4:
-            one = None
-        else:
-            key, rank = mode(axis), request.ranks[axis]
-            one = unknown(tensor, axis, key) if found else gram_survey(session, tensor, axis, key, rank)
-        found += [] if one is None else [one]
-    return found
+def _look(session: Session, tensor: Tensor, request: Request, account: Account, axis: int) -> Survey | None:
+    """What a mode needs; None where it cannot be made shorter."""
+    if request.ranks is None:
+        return survey(session, tensor, axis, 0.8 * (account.allowed(MOST) or 0.0), mode(axis))
+    rank = request.ranks[axis]
+    return None if tensor.shape[axis] <= rank + 4 else gram_survey(session, tensor, axis, mode(axis), rank)
 
 
 def mode(axis: int) -> Key:
