@@ -129,6 +129,33 @@ class Case(Shown):
         return self.slack < (0.12 if used > 0.85 * total else 0.08) * total
 
     @cached_property
+    def told_free(self) -> int | None:
+        """Bytes of RAM that the text says were free, where they are several times what was asked for."""
+        need = self.need or (SMALL if self.failure.shape is None else None)
+        told = max((_told_bytes(match) for match in signs.FREE.finditer(self.text)), default=0)
+        return told if self.on_host and need and told >= 4 * need and told >= 2**30 else None
+
+    @cached_property
+    def holds_nothing(self) -> bool:
+        """True where next to nothing was asked for, and the framework holds next to nothing: the card gives nothing at all."""
+        need, used, total = (
+            self.need,
+            self.failure.allocated_bytes,
+            self.failure.limit_bytes or self.failure.total_bytes,
+        )
+        other = self.extra("other_allocations_bytes") or 0
+        free = self.failure.free_bytes
+        if need is None or used is None or total is None or (free is not None and free < total // 2):
+            return False
+        return need < 2**20 and used + other < 2**26 < total // 4
+
+    @property
+    def is_library(self) -> bool:
+        """True where a library of the card found no room for its own handle, and nobody says how full the card was."""
+        silent = self.failure.free_bytes is None and self.failure.allocated_bytes is None
+        return self.format in ("library", "library-handle") and silent and self.on_torch
+
+    @cached_property
     def held(self) -> int | None:
         """Bytes the framework's allocator holds in all."""
         if self.failure.reserved_bytes is not None:
@@ -348,7 +375,7 @@ class Case(Shown):
     @property
     def place(self) -> str:
         """Kind of device whose memory ran out, `cpu` for RAM."""
-        kind = (self.failure.device or "").partition(":")[0]
+        kind = (self.failure.device or "").partition(":")[0] or ("cpu" if self.on_host else "")
         used = (
             self.format in ("told", "said", "said-otherwise", "contiguous")
             and self.work is not Work.UNKNOWN
@@ -424,6 +451,11 @@ _TOOLS = {
     "hip": "rocm-smi", "xpu": "xpu-smi ps", "npu": "npu-smi info", "mps": "Activity Monitor", "metal": "Activity Monitor",
     "vulkan": "nvtop", "dml": "Task Manager",
 }  # fmt: skip
+
+
+def _told_bytes(match: re.Match[str]) -> int:
+    number, unit = next((match[f"number{way}"], match[f"unit{way}"]) for way in "abc" if match[f"number{way}"])
+    return int(float(number) * (1 << {"g": 30, "t": 40}[unit.lower()]))
 
 
 def _rounding(size: int) -> int:

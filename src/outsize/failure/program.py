@@ -18,7 +18,13 @@ from outsize.failure.advice import APPROXIMATE, HOST_CAUSES, Advice, read_advice
 from outsize.failure.signs import SPARED
 
 KILLS = (CauseName.KILLED, CauseName.LIMIT, CauseName.MACHINE)
-DEVICE_CAUSES = (CauseName.TRUE_NEED, CauseName.ALREADY_FULL, CauseName.LARGER_THAN_DEVICE, CauseName.LARGER_THAN_LIMIT)
+DEVICE_CAUSES = (
+    CauseName.TRUE_NEED,
+    CauseName.ALREADY_FULL,
+    CauseName.LARGER_THAN_DEVICE,
+    CauseName.LARGER_THAN_LIMIT,
+    CauseName.REFUSED,
+)
 
 _USUAL: dict[str, dict[str, Any]] = {
     "device": {"causes": DEVICE_CAUSES, "place": "device", "exactness": APPROXIMATE},

@@ -73,7 +73,9 @@ JOB_KILL = re.compile(
 """A scheduler's word that it was the job's limit."""
 JAX = re.compile(r"\bjax(?:lib)?\b|\bexternal/xla/", re.IGNORECASE)
 """What shows that an XLA is JAX's and not TensorFlow's."""
-POOL_OF_JAVA = re.compile(r"OutOfMemoryError: (?:Metaspace|Compressed class space|PermGen|Direct buffer memory)")
+POOL_OF_JAVA = re.compile(
+    r"JVM Metaspace is exhausted|OutOfMemoryError: (?:Metaspace|Compressed class space|PermGen|Direct buffer memory)"
+)
 """A pool of Java that -Xmx does not limit."""
 IN_A_POD = re.compile(r"kubepods|kubelet|\bkubectl\b|kubernetes", re.IGNORECASE)
 """A container of Kubernetes, whose limit is not Docker's to raise."""
@@ -114,6 +116,21 @@ GROWS = re.compile(
     r"climb|ris)(?:e[sn]?|ing|s|n)?\b",
     re.IGNORECASE,
 )
+_AMOUNT = r"(?P<number{way}>[0-9]{{1,5}}(?:\.[0-9]{{1,3}})?) ?(?P<unit{way}>[GT])i?B?\b"
+FREE = re.compile(
+    _AMOUNT.format(way="a")
+    + r"(?: of)?(?: \w{1,9}){0,2}? (?:is |are |was |were |still )?(?:free|available|unused|left)\b|"
+    r"\b(?:free|available|unused) (?:RAM|memory|mem)\b[^\n.0-9]{0,24}" + _AMOUNT.format(way="b") + r"|"
+    r"\bMemAvailable[^\n0-9]{0,12}" + _AMOUNT.format(way="c"),
+    re.IGNORECASE,
+)
+"""Somebody who says how much memory was free."""
+RAM_IS_FULL = re.compile(
+    r"\b(?:RAM|(?:CPU|system|host|main) memory|内存)\b[^\n.]{0,40}\b(?:full|fully used|exhausted|100 ?%|used up|maxed out)|"
+    r"内存[^\n。]{0,20}(?:占满|打满|耗尽|爆|用完|满了)|\bCPU Virtual Memory: +used = [0-9.]+ GB, percent = (?:[89][0-9]|100)",
+    re.IGNORECASE,
+)
+"""A text that says itself that RAM was full."""
 RAM = re.compile(r"\bRAM\b|system memory|host memory|\bswap\b|\bkilled\b|pods?\b|container", re.IGNORECASE)
 CARD = re.compile(
     r"\b(?:(?i:CUDA|GPUs?|VRAM|video memory|ROCm|GeForce|RTX ?\w*|GTX ?\w*|graphics cards?)|[AVH]100)\b|显存"

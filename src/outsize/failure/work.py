@@ -22,6 +22,8 @@ class Work(enum.Enum):
     LOADS = "weights are brought to the device"
     """No batch can become smaller."""
     TRAINS = "a model is trained"
+    SAVES = "a checkpoint is gathered and written"
+    """It takes what training did not: whole weights, or a copy of them."""
     EVALUATES = "a model is evaluated during or after its training"
     INFERS = "a model is used"
     UNKNOWN = "the text does not say"
@@ -34,6 +36,15 @@ _END = re.compile(
 )
 _NEAR = 700
 """Characters before the message in which the last frames of a traceback stand."""
+_SAVES = re.compile(
+    r"\bin (?:_?save\w*|state_dict|_full_state_dict\w*|\w*state_dict_hook|full_optim_state_dict|"
+    r"gather_full_\w+|_zero3_consolidated\w*)\b|"
+    r"\.save_(?:pretrained|model|checkpoint|16bit_model)\(|torch\.save\(|returning from state_dict\(\)|"
+    r"(?:while|when|during|at|before|after)(?: the)? (?:saving|save of|writing)\b|"
+    r"(?:fails?|crash\w*|OOM|out of memory)[^\n.]{0,40}\b(?:when|while|on|during|at) (?:saving|checkpointing|saves?)\b|"
+    r"\b(?:save_model_and_optimizer|safe_save_model\w*)|保存(?:模型|ckpt|checkpoint)",
+    re.IGNORECASE,
+)
 _SERVES = re.compile(r"\bvllm[/\\.:]|VllmWorker|\bvllm serve\b|vLLM API server|\bfrom vllm\b")
 _PAINTS = re.compile(
     r"ComfyUI(?![/\\]\.?v?env)|\bcomfy[/\\.]|(?:stable-diffusion-|sd-|sd\.|a1111 |automatic1111 )webui|webui-user|"
@@ -46,7 +57,8 @@ _PAINTS = re.compile(
 )
 _LOADS = re.compile(
     r"\bin (?:convert|_apply|_load\w*|load_\w+|create_weights|initialize_model|from_pretrained|set_module_tensor_to_device|"
-    r"_materialize\w*|caching_allocator_warmup)\b|param_applied = fn\(|return t\.to\(\s?device|\.load_state_dict\(|"
+    r"_materialize\w*|caching_allocator_warmup|restore_location|_cuda_deserialize|persistent_load|"
+    r"_legacy_load)\b|torch\.load\(|param_applied = fn\(|return t\.to\(\s?device|\.load_state_dict\(|"
     r"_configure_distributed_model|_move_model_to_device|\w*(?:model|module|net|pipe|pipeline)\w*\.(?:to|cuda)\(|from_pretrained\(|from_preset\(|nn\.Module\.(?:cuda|to)\(|\.safetensors\b|load_checkpoint_(?:in|and)",
 )
 _FRAME, _NAME, _WORD = 8, 3, 2
@@ -104,6 +116,8 @@ def work_of(text: str) -> Work:
     trains, infers = weights.get(Work.TRAINS, 0), weights.get(Work.INFERS, 0)
     if _PAINTS.search(text) is not None and trains <= _WORD + _NAME:
         return Work.PAINTS
+    if saves_weights(text):
+        return Work.SAVES
     if loads_weights(text):
         return Work.LOADS
     if weights.get(Work.EVALUATES, 0) > 0 and ".backward(" not in text and infers <= trains + _FRAME:
@@ -111,6 +125,13 @@ def work_of(text: str) -> Work:
     if trains == infers:
         return Work.UNKNOWN
     return Work.TRAINS if trains > infers else Work.INFERS
+
+
+def saves_weights(text: str) -> bool:
+    """True where the last frames before the message, or the user's own words, write a checkpoint."""
+    ends = [match.start() for match in _END.finditer(text)]
+    near = text[max(0, ends[-1] - _NEAR) : ends[-1] + 200] if ends else text[:_NEAR]
+    return _SAVES.search(near) is not None and re.search(r"\.backward\(|\bin backward\b", near) is None
 
 
 def loads_weights(text: str) -> bool:

@@ -106,6 +106,32 @@ def own_share(case: Case) -> Cause | None:
     )
 
 
+def gives_nothing(case: Case) -> Cause | None:
+    """A card on which not even a few bytes can be had, while the program holds none."""
+    if not case.on_device or not case.holds_nothing:
+        return None
+    return make_cause(
+        CauseName.REFUSED,
+        f"{said(case.need)} were refused while the program held next to nothing: it is not short of memory, the card gives it "
+        "none. A virtual machine without a card of its own, another driver, or a card in exclusive use does that; so do other "
+        "programs that fill it.",
+        decide=case.who_holds,
+    )
+
+
+def library_room(case: Case) -> Cause | None:
+    """The handle of a library, without a number: two causes that look the same."""
+    if not case.is_library:
+        return None
+    return make_cause(
+        CauseName.TRUE_NEED,
+        "A library of the card (cuBLAS, cuDNN, cuFFT) found no room for its handle. Either the card is full, of this program or "
+        "others, or an earlier call on the card had failed already: an index out of range (labels, tokens) looks exactly like "
+        "this.",
+        decide=f"`{case.tool}` at that moment: nearly full, or not; CUDA_LAUNCH_BLOCKING=1 names an earlier call",
+    )
+
+
 def watermark(case: Case) -> Cause | None:
     """Apple's unified memory under PyTorch's watermark."""
     limit, held = case.failure.limit_bytes, case.failure.allocated_bytes

@@ -13,6 +13,7 @@ from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import SMALL, Case, make_cause
 from outsize.failure.causes import device, host
+from outsize.failure.work import Work
 
 Rule = Callable[[Case], Cause | None]
 LARGEST_CARD = 270 * 2**30
@@ -172,19 +173,43 @@ def unsaid(case: Case) -> Cause | None:
         hint = f"the rest of the message, `{case.tool}`, or `outsize.guard()` around the line"
     return make_cause(
         CauseName.TRUE_NEED,
-        f"{need} from {where}; the message does not say what held the rest.{whole}",
+        f"{need} from {where}{_when(case)}. {_either(case, somewhere)} The message does not say which.{whole}",
         decide=hint,
     )
+
+
+def _when(case: Case) -> str:
+    """The moment, where the text shows it."""
+    return {
+        Work.LOADS: " while weights were brought there",
+        Work.SAVES: " while a checkpoint was gathered",
+        Work.EVALUATES: " while a model was evaluated",
+        Work.TRAINS: " while a model was trained",
+        Work.INFERS: " while a model was used",
+    }.get(case.work, "")
+
+
+def _either(case: Case, somewhere: bool) -> str:
+    """What it can be, as a rule, where no number decides."""
+    if case.on_host:
+        limit = "a limit (container, job, `ulimit -v`)"
+        return f"Either the program holds too much, or {limit} leaves it less than the machine has."
+    if somewhere:
+        return "Either the program needs more than there is, or others hold part of it."
+    if case.work is Work.LOADS:
+        return "Either the model is larger than the card, or something else holds part of it."
+    return "Either the program needs more than the card has, or something else holds part of it."
 
 
 RULES: tuple[Rule, ...] = (
     impossible, wrapped_length, warning_only, host.graph_message, host.shared_memory, host.pinned, host.mapping,
     host.address_space_check, host.fork, host.narrow_program, host.commit_limit, host.container_kill, host.job_kill,
-    host.machine_kill, device.kv_cache, device.small_program, device.tpu, device.watermark, device.prealloc,
-    host.heap, host.multiplied, host.broadcast, hardly_meant, larger_than_device, device.fragmentation,
-    device.fraction, device.own_share, device.bfc_fragmentation, device.refused_though_free, device.refused_block,
-    device.driver_refused, device.weights_refused, device.kept, device.other_process, device.graph_pools, host.rlimit,
-    host.small_request, host.grown, host.signal, true_need, unsaid,
+    host.machine_kill, device.kv_cache, device.small_program, device.tpu, device.gives_nothing, device.watermark,
+    device.prealloc, host.heap, device.library_room, host.free_though, host.multiplied, host.broadcast, hardly_meant,
+    larger_than_device, device.fragmentation, device.fraction, device.own_share, device.bfc_fragmentation,
+    device.refused_though_free, device.refused_block, device.driver_refused, device.weights_refused, device.kept,
+    device.other_process, device.graph_pools, host.rlimit, host.small_request, host.grown, host.told_full,
+    host.signal, true_need, unsaid,
 )  # fmt: skip
 """Asked in this order; the first that answers is the cause."""
 

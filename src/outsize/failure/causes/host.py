@@ -7,7 +7,7 @@ import math
 from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import DMESG, SMALL, Case, make_cause
-from outsize.failure.signs import JOB_KILL, POOL_OF_JAVA, RAM
+from outsize.failure.signs import JOB_KILL, MULTIPLIES, POOL_OF_JAVA, RAM, RAM_IS_FULL
 
 MANY = 300_000
 """Things of which hardly anybody means a matrix of all pairs."""
@@ -271,6 +271,8 @@ def grown(case: Case) -> Cause | None:
         case.failure.extra.get("signal") == "Killed" and case.failure.framework == "linux" and case.failure.pid is None
     )
     told = case.format == "all-used" or (case.format == "told" and case.place == "cpu")
+    if killed and case.in_frames and MULTIPLIES.search(case.text) is not None:  # few rows that became many
+        return None
     if case.grows and (told or (killed and case.rise is None and RAM.search(case.text))):
         return make_cause(
             CauseName.LEAK,
@@ -378,6 +380,34 @@ def heap(case: Case) -> Cause | None:
         CauseName.LIMIT,
         f"{case.framework.title or case.failure.framework} keeps itself to a limit{cap} ({case.framework.setting}) and has "
         "reached it, whatever the machine has.",
+    )
+
+
+def free_though(case: Case) -> Cause | None:
+    """The text says that several times as much was free."""
+    told = case.told_free
+    if told is None or case.reading is not None:
+        return None
+    asked = "memory" if case.need is None else said(case.need)
+    return make_cause(
+        CauseName.LIMIT,
+        f"{asked} could not be had while {said(told)} are said to be free: RAM is not short. A limit of this one process is "
+        "reached: its address space (`ulimit -v`), its container or job, its number of mappings, or what the kernel is ready to "
+        "promise.",
+        decide="`ulimit -v`, `cat /sys/fs/cgroup/memory.max`, `sysctl vm.max_map_count vm.overcommit_memory`",
+    )
+
+
+def told_full(case: Case) -> Cause | None:
+    """Killed without a word of the kernel, and the text says that RAM was full."""
+    if case.failure.extra.get("signal") != "Killed" or RAM_IS_FULL.search(case.text) is None:
+        return None
+    return make_cause(
+        CauseName.MACHINE,
+        "The process was killed, and RAM is said to have been full: that is what the kernel does then. The card is not what ran "
+        "out.",
+        certain=False,
+        decide=DMESG,
     )
 
 

@@ -93,6 +93,36 @@ def see_what_may_be_mapped(case: Case) -> Iterator[Remedy]:
     yield remedy("see_what_may_be_mapped", tool=case.tool)
 
 
+def leave_the_card(case: Case) -> Iterator[Remedy]:
+    """A card that gives nothing at all."""
+    if case.holds_nothing:
+        yield remedy("leave_the_card")
+
+
+def see_which_of_two(case: Case) -> Iterator[Remedy]:
+    """A library of the card found no room: full, or a call before it failed."""
+    if case.is_library:
+        yield remedy("see_which_of_two", tool=case.tool)
+
+
+_READS = re.compile(r"torch\.load\(|\b_?(?:cuda_deserialize|restore_location|persistent_load|legacy_load)\b")
+_TO_RAM = re.compile(r"map_location\W{1,3}(?:torch\.device\(.)?cpu")
+
+
+def for_the_phase(case: Case) -> Iterator[Remedy]:
+    """What belongs to one moment of any program: a file read onto the card, weights gathered to be saved."""
+    if not case.on_torch_gpu:
+        return
+    if case.work is Work.SAVES:
+        yield remedy("gather_in_ram")
+    elif (
+        _READS.search(case.text) is not None
+        and _TO_RAM.search(case.text) is None
+        and 4 * (case.others or 0) < (case.failure.total_bytes or 1)
+    ):
+        yield remedy("read_into_ram")
+
+
 def see_who_holds(case: Case) -> Iterator[Remedy]:
     """The last resort, for a program that nothing here knows."""
     yield from _less(case)
@@ -120,6 +150,7 @@ def fewer_graphs(case: Case) -> Iterator[Remedy]:
 
 _BY_WORK = {
     Work.LOADS: ("lighter_weights", "four_bits", "offload"),
+    Work.SAVES: ("gather_in_ram",),
     Work.INFERS: ("one_at_a_time", "lighter_weights"),
     Work.PAINTS: ("low_vram", "smaller_pictures", "smaller_model"),
     Work.SERVES: ("fewer_requests", "smaller_share"),

@@ -19,6 +19,7 @@ from outsize.failure.case import Case, make_remedy
 from outsize.failure.framework import framework
 from outsize.failure.program import Program
 from outsize.failure.remedies import device, host, tensor
+from outsize.failure.remedies.in_use import left_to_do
 from outsize.failure.work import Work
 
 Maker = Callable[[Case], Iterator[Remedy]]
@@ -41,10 +42,10 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
     CauseName.OTHER_PROCESS: (device.take_what_is_free, device.shorter_requests, device.stop_others),
     CauseName.OTHER_ALLOCATIONS: (),
     CauseName.GRAPH_POOLS: (device.fewer_graphs, device.train_smaller),
-    CauseName.REFUSED: (device.see_what_may_be_mapped, device.stop_others),
+    CauseName.REFUSED: (device.leave_the_card, device.see_what_may_be_mapped, device.stop_others),
     CauseName.PREALLOCATION: (),
     CauseName.SHARED_MEMORY: (host.more_shm,),
-    CauseName.LIMIT: (host.larger_page_file, host.raise_limit, device.train_smaller, host.less_in_ram),
+    CauseName.LIMIT: (host.see_which_limit, host.larger_page_file, host.raise_limit, device.train_smaller, host.less_in_ram),
     CauseName.MACHINE: (
         host.lighter_weights, host.name_the_victim, device.train_smaller, host.less_in_ram, host.see_who_holds_ram,
         host.less_for_the_victim, host.add_swap,
@@ -62,7 +63,7 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
     ),
     CauseName.TRUE_NEED: (
         tensor.keep_sparse, host.in_frames, tensor.pairs_in_blocks, tensor.was_it_meant, tensor.smaller_input,
-        host.larger_page_file,
+        host.larger_page_file, device.see_which_of_two,
         tensor.smaller_tensor, device.train_smaller, device.expandable, device.shorter_requests, host.less_in_ram,
     ),
 }  # fmt: skip
@@ -87,8 +88,9 @@ def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
     found: dict[str, Remedy] = {}
     alone = causes[0].name in (CauseName.BROADCAST, CauseName.IMPOSSIBLE)
     for place, cause in enumerate(causes[: 1 if alone else 2]):
-        for remedy in _remedies(case, cause.name):
-            if (
+        for offered in _remedies(case, cause.name):
+            remedy = left_to_do(offered, case.text)
+            if remedy is not None and (
                 remedy.saves is None or remedy.saves > 0
             ):  # what a candidate's way gives is given only if it is the cause
                 known = replace(remedy, saves=None) if place or _was_tried(case, remedy) else remedy
@@ -124,12 +126,14 @@ def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
     """What the table has for one cause: what the program itself offers first, then the makers and the framework, where it ran,
     and last what holds for any program on a host."""
     killed_by_limit = bool(case.framework.killer) or case.failure.extra.get("scope") == "cgroup"
-    own = list(_offers(case, cause, case.programs, named=case.format == "fork"))
+    promised = case.failure.framework == "windows"  # what is promised, not what a program holds
+    own = [] if promised else list(_offers(case, cause, case.programs, named=case.format == "fork"))
     makers = [maker for maker in REMEDIES[cause] if maker not in (_DEVICE_ONLY if case.on_host else ())]
     if own or (case.in_graph and case.work is Work.INFERS):  # the array is not in the user's code
         makers = [maker for maker in makers if maker is not tensor.smaller_tensor]
     late = {*_HOST_ONLY, tensor.smaller_tensor} if case.in_graph else _HOST_ONLY
     yield from _offers(case, cause, case.managers)
+    yield from device.for_the_phase(case)
     if cause == CauseName.KILLED:
         yield from host.more_for_the_build(case)
         yield from host.who_sent_it(case)

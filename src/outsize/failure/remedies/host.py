@@ -28,7 +28,7 @@ def raise_limit(case: Case) -> Iterator[Remedy]:
     if case.on_device and case.need is not None and case.held is not None:
         known = max(known or 0, case.held + case.need)
     in_group = case.failure.extra.get("scope") == "cgroup" or case.extra("anon_rss_bytes")
-    if limit is None and raising is None and not in_group:
+    if raising is None and (case.on_device or (limit is None and not in_group)):  # no container limits a card
         return
     most = case.reading.host.total if case.reading is not None else None
     want = max(known or 0, limit or 0) * 3 // 2
@@ -43,6 +43,12 @@ def raise_limit(case: Case) -> Iterator[Remedy]:
     gives = None if limit is None else mib * 2**20 - limit
     how = how.format(mib=mib, bytes=mib << 20, more=mib - (limit or 0) // 2**20)
     yield make_remedy(name, gives, how, "memory that others on the machine then do not have")
+
+
+def see_which_limit(case: Case) -> Iterator[Remedy]:
+    """The text itself says that memory is free."""
+    if case.told_free:
+        yield remedy("see_which_limit")
 
 
 def lift_ulimit(case: Case) -> Iterator[Remedy]:

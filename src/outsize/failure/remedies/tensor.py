@@ -51,7 +51,7 @@ def fewer_at_once(case: Case) -> Iterator[Remedy]:
     room = case.failure.total_bytes or case.failure.limit_bytes
     if case.spec is not None or not case.need or not room or case.need < 4 * room:
         return
-    parts = -(-case.need // (room // 2))
+    parts = -(-case.need // max(1, room // 2))
     yield remedy("fewer_at_once", case.need - case.need // parts, need=said(case.need), parts=parts)
 
 

@@ -1,0 +1,105 @@
+"""First advice follows from the facts of the text: what is in use already, what was free, what was being done."""
+
+import pytest
+
+from outsize.core.failure import CauseName, Exactness, Remedy
+from outsize.core.noun import Known
+from outsize.failure.explain import explain
+from outsize.failure.remedies.in_use import left_to_do
+
+TORCH = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. GPU 0 has a total capacity of 39.49 GiB of which "
+    "300.00 MiB is free. Of the allocated memory 36.00 GiB is allocated by PyTorch, and 1.20 GiB is reserved by PyTorch but "
+    "unallocated."
+)
+
+
+def way(how):
+    return Remedy(name="", saves=None, known=Known.ESTIMATE, costs="", exactness=Exactness.BITWISE, how=how)
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("--gpu-memory-utilization 0.95", "vllm serve m --gpu-memory-utilization 0.95"),
+        ("--gpu-memory-utilization 0.95", "LLM(m, gpu_memory_utilization=0.97)"),
+        ("--max-model-len 4096   # less than yours", "--max-model-len 2048"),
+        ("--lowvram   # when it is started", "python main.py --lowvram --preview"),
+        ('"pin_memory": false', '"offload_param": {"pin_memory": false}'),
+    ],
+)
+def test_what_is_in_use_is_not_advised(how, text):
+    assert left_to_do(way(how), text) is None
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("--gpu-memory-utilization 0.95", "vllm serve m --gpu-memory-utilization 0.7"),
+        ("--gpu-memory-utilization 0.95", "Try increasing `gpu_memory_utilization` when initializing the engine."),
+        ("PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 python x.py", "Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable it"),
+        ("--max-model-len 4096   # less than yours", "--max-model-len 32768"),
+        ("-c 4096 --cache-type-k q8_0", "-c 50000 --cache-type-k q8_0"),
+        ("nvidia-smi", "nvidia-smi says 3 MiB"),
+    ],
+)
+def test_what_is_not_in_use_stays(how, text):
+    assert left_to_do(way(how), text) == way(how)
+
+
+def test_a_heap_that_was_raised_is_raised_further():
+    text = "NODE_OPTIONS=--max-old-space-size=8192 npm run build\nFATAL ERROR: Reached heap limit Allocation failed"
+    assert explain(text).remedies[0].how == "NODE_OPTIONS=--max-old-space-size=16384"
+
+
+def test_no_container_limits_a_card():
+    text = (
+        "I tensorflow/core/common_runtime/bfc_allocator.cc:698] Stats:\nLimit: 7967745639\nInUse: 7763010560\n"
+        "W tensorflow/core/common_runtime/bfc_allocator.cc:270] Ran out of memory trying to allocate 8.00GiB."
+    )
+    assert not any("docker" in remedy.how for remedy in explain(text).remedies)
+
+
+def test_memory_that_is_said_to_be_free_makes_it_a_limit():
+    array = "MemoryError: Unable to allocate 20.0 MiB for an array with shape (2621440,) and data type float64"
+    text = f"There are 900 GB of free memory on the node.\n{array}"
+    diagnosis = explain(text)
+    assert diagnosis.cause.name == CauseName.LIMIT and "ulimit -v" in diagnosis.remedies[0].how
+
+
+def test_a_checkpoint_that_is_written_gathers_in_ram():
+    diagnosis = explain(f'  File "train.py", line 9, in save_checkpoint\n    state = model.state_dict()\n{TORCH}')
+    assert "offload_to_cpu=True" in diagnosis.remedies[0].how
+    assert "outsize.fit" not in "".join(remedy.how for remedy in diagnosis.remedies)
+
+
+def test_a_file_is_read_into_ram():
+    text = f'  File "a.py", line 3, in <module>\n    torch.load(path)\n{TORCH}'
+    assert 'map_location="cpu"' in explain(text).remedies[0].how
+    told = text.replace("load(path)", 'load(path, map_location="cpu")')
+    assert not any("map_location" in remedy.how for remedy in explain(told).remedies)
+
+
+def test_a_handle_without_room_has_two_causes():
+    diagnosis = explain("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    assert not diagnosis.cause.certain and "index out of range" in diagnosis.cause.text
+    assert "CUDA_LAUNCH_BLOCKING" in diagnosis.remedies[0].how
+
+
+def test_a_card_that_gives_nothing_is_not_full():
+    text = (
+        "RuntimeError: MPS backend out of memory (MPS allocated: 0 bytes, other allocations: 0 bytes, max allowed: 7.93 GB). "
+        "Tried to allocate 256 bytes on shared pool."
+    )
+    diagnosis = explain(text)
+    assert diagnosis.cause.name == CauseName.REFUSED and "cpu" in diagnosis.remedies[0].how
+
+
+def test_promised_memory_of_windows_is_no_programs_ram():
+    text = "import xgboost\nOSError: [WinError 1455] The paging file is too small for this operation to complete."
+    assert "page file" in explain(text).remedies[0].name
+
+
+def test_ram_that_is_said_to_be_full_ended_the_process():
+    diagnosis = explain("My RAM is full and then: exits with return code = -9")
+    assert diagnosis.cause.name == CauseName.MACHINE and not diagnosis.cause.certain
