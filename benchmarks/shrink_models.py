@@ -1,11 +1,11 @@
-"""Three models that are trained here, on data that need no network: characters of the standard library, digits, drawn shapes.
+"""Four models that are trained here, on data that need no network: characters of the standard library, digits, drawn shapes.
 
-Each maker gives (model, loss, batches to train on, batches to search on, held-out batches).
+Each maker takes a seed, which draws first weights and data, and gives (model, loss, batches to train on, batches that `shrink`
+gets, held-out batches).
 """
 
 from __future__ import annotations
 
-import math
 import pathlib
 import sysconfig
 from typing import Any
@@ -14,8 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-SEARCH, HELD_OUT = 24, 64
-"""Batches that shrink measures on, and that it never sees."""
+DATA, HELD_OUT = 128, 256
+"""Batches that shrink gets, and that it never sees; of the digits, which are few, less."""
+SIDE = 20
+"""Of a drawn image."""
 
 
 class Attention(nn.Module):
@@ -61,15 +63,43 @@ class CharacterGPT(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    def __init__(self, classes: int, width: int = 64, blocks: int = 4, patch: int = 4, side: int = 20) -> None:
+    def __init__(self, classes: int, width: int = 64, blocks: int = 4, patch: int = 4) -> None:
         super().__init__()
         self.patches = nn.Conv2d(1, width, patch, stride=patch)
-        self.places = nn.Parameter(torch.randn((side // patch) ** 2, width) * 0.02)
+        self.places = nn.Parameter(torch.randn((SIDE // patch) ** 2, width) * 0.02)
         self.blocks = nn.ModuleList(Block(width, 4, causal=False) for _ in range(blocks))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, x: Any) -> Any:
         x = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x).mean(1))
+
+
+class Mix(nn.Module):
+    """Mixes places, then channels."""
+
+    def __init__(self, places: int, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.across, self.back = nn.Linear(places, 4 * places), nn.Linear(4 * places, places)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Any) -> Any:
+        x = x + self.back(F.gelu(self.across(self.first(x).transpose(1, 2)))).transpose(1, 2)
+        return x + self.down(F.gelu(self.up(self.second(x))))
+
+
+class Mixer(nn.Module):
+    def __init__(self, classes: int, width: int = 64, blocks: int = 2, patch: int = 4) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, width, patch, stride=patch)
+        self.blocks = nn.ModuleList(Mix((SIDE // patch) ** 2, width) for _ in range(blocks))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, x: Any) -> Any:
+        x = self.patches(x).flatten(2).transpose(1, 2)
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x).mean(1))
@@ -97,48 +127,43 @@ def token_loss(model: Any, batch: Any) -> Any:
     return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
-def gpt() -> Any:
+def gpt(seed: int) -> Any:
     """A GPT of characters, on the Python files of the standard library."""
     folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
     text = "".join(path.read_text(errors="ignore") for path in sorted(folder.glob("*.py")))
     text = "".join(letter for letter in text if letter in "\n" or " " <= letter <= "~")
     letters = sorted(set(text))
     ids = torch.tensor([letters.index(letter) for letter in text[:3_000_000]])
-    draw = torch.Generator().manual_seed(1)
+    draw = torch.Generator().manual_seed(100 * seed + 1)
 
     def batches(low: int, high: int, count: int) -> list[Any]:
         starts = torch.randint(low, high - 65, (count, 16), generator=draw)
         return [torch.stack([ids[start : start + 65] for start in row]) for row in starts]
 
     cut, more = int(len(ids) * 0.8), int(len(ids) * 0.9)
-    search, held = batches(cut, more, SEARCH), batches(more, len(ids), HELD_OUT)
-    return CharacterGPT(len(letters), width=64, blocks=2), token_loss, batches(0, cut, 700), search, held
+    data, held = batches(cut, more, DATA), batches(more, len(ids), HELD_OUT)
+    return CharacterGPT(len(letters), width=64, blocks=2), token_loss, batches(0, cut, 700), data, held
 
 
-def cnn() -> Any:
+def cnn(seed: int) -> Any:
     """A CNN on the digits of scikit-learn."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16
     answers = torch.tensor(digits.target)
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(2))
-    parts = order[:1000], order[1000:1300], order[1300:]
-    draw = torch.Generator().manual_seed(3)
-    picks = [parts[0][torch.randperm(1000, generator=draw)[:32]] for _ in range(600)]
-    train = [(images[pick], answers[pick]) for pick in picks]
-    search, held = (
-        [(images[pick], answers[pick]) for pick in part.split(math.ceil(len(part) / count))]
-        for part, count in ((parts[1], 6), (parts[2], 8))
-    )
-    return DigitsCNN(), class_loss, train, search, held
+    draw = torch.Generator().manual_seed(100 * seed + 2)
+    order = torch.randperm(len(images), generator=draw)
+    training, data, held = order[:800], order[800:1120], order[1120:]
+    picks = [training[torch.randperm(len(training), generator=draw)[:32]] for _ in range(600)]
+    parts = picks, data.split(10), held.split(10)
+    return DigitsCNN(), class_loss, *([(images[pick], answers[pick]) for pick in part] for part in parts)
 
 
-def vit() -> Any:
-    """A ViT on shapes that are drawn here: circle, square, triangle, cross, ring, lines; at any place and size, in noise."""
-    draw = torch.Generator().manual_seed(4)
-    side = 20
-    y, x = torch.meshgrid(torch.arange(side) - 0.0, torch.arange(side) - 0.0, indexing="ij")
+def draw_shapes(seed: int) -> Any:
+    """Circle, square, triangle, cross, ring, lines, at any place and size, in noise: batches to train on, of data, held out."""
+    draw = torch.Generator().manual_seed(100 * seed + 4)
+    y, x = torch.meshgrid(torch.arange(SIDE) - 0.0, torch.arange(SIDE) - 0.0, indexing="ij")
 
     def image(kind: int) -> Any:
         cx, cy, r = (torch.rand(3, generator=draw) * torch.tensor([8, 8, 4]) + torch.tensor([6, 6, 3])).tolist()
@@ -149,17 +174,27 @@ def vit() -> Any:
             ((dx.abs() < 1) | (dy.abs() < 1)) & (far < r), (far - r).abs() < 1, (dy.abs() % 3 < 1) & (dx.abs() < r),
             (dx.abs() % 3 < 1) & (dy.abs() < r), ((dx - dy).abs() < 1.5) & (far < r),
         ][kind]  # fmt: skip
-        return drawn.float() * 0.8 + torch.randn(side, side, generator=draw) * 0.3
+        return drawn.float() * 0.8 + torch.randn(SIDE, SIDE, generator=draw) * 0.3
 
     def batches(count: int) -> list[Any]:
         kinds = torch.randint(0, 8, (count, 32), generator=draw)
         return [(torch.stack([image(int(kind)) for kind in row])[:, None], row) for row in kinds]
 
-    return VisionTransformer(8, blocks=2), class_loss, batches(700), batches(SEARCH), batches(HELD_OUT)
+    return [batches(count) for count in (700, DATA, HELD_OUT)]
 
 
-MODELS = {"character GPT": gpt, "digits CNN": cnn, "shapes ViT": vit}
-RATES = {"character GPT": 3e-3, "digits CNN": 2e-3, "shapes ViT": 1.5e-3}
+def vit(seed: int) -> Any:
+    """A ViT on drawn shapes."""
+    return VisionTransformer(8, blocks=2), class_loss, *draw_shapes(seed)
+
+
+def mixer(seed: int) -> Any:
+    """An MLP-mixer on drawn shapes."""
+    return Mixer(8), class_loss, *draw_shapes(seed)
+
+
+MODELS = {"character GPT": gpt, "digits CNN": cnn, "shapes ViT": vit, "shapes mixer": mixer}
+RATES = {"character GPT": 3e-3, "digits CNN": 2e-3, "shapes ViT": 1.5e-3, "shapes mixer": 2e-3}
 
 
 def train(model: Any, loss: Any, batches: list[Any], rate: float) -> Any:

@@ -19,8 +19,10 @@ from outsize.compression.method import Subject
 from outsize.core.errors import InputError
 from outsize.model.fitting.user_errors import in_users_code
 
-MOST_BATCHES = 32
+MOST_BATCHES = 128
 """Batches that are taken of a longer loader."""
+FEW_BATCHES = 32
+"""Of which so many are enough for what is done a hundred times: to measure each candidate alone, to fit methods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +46,19 @@ class Measured:
             return 0.0
         return statistics.stdev(one - two for one, two in zip(self.parts, other.parts, strict=True)) * math.sqrt(count)
 
+    def is_worse(self, other: Measured) -> bool:
+        """True where the loss is higher by more than chance explains."""
+        return self.loss - other.loss > self.doubt(other)
 
-def read_batches(data: Any, most: int = MOST_BATCHES, what: str = "data") -> tuple[list[Any], bool]:
+    def distance(self, other: Measured) -> float:
+        """How far the losses of the batches lie from the other ones, up or down. This shows a change of the model on far fewer
+        batches than the mean does, in which ups and downs cancel by chance."""
+        if not math.isfinite(self.loss) or not math.isfinite(other.loss):
+            return math.inf
+        return math.dist(self.parts, other.parts)
+
+
+def read_batches(data: Any, most: int, what: str = "data") -> tuple[list[Any], bool]:
     """The batches, and whether there were more. A tensor, tuple or table is one batch; a list or loader holds many."""
     import torch
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from outsize.compression.derived import as_parameters, derive, underive
-from outsize.compression.evaluation import read_batches
+from outsize.compression.evaluation import FEW_BATCHES, read_batches
 from outsize.compression.judge import build
 from outsize.compression.method import Candidate, Stage, Subject
 from outsize.compression.narrow_state import make_narrow
@@ -59,7 +59,7 @@ def read_healing(steps: int, training: Any, optimizer: Any, budget: Any) -> Heal
         raise InputError(
             f"training is a {type(training).__name__}, which can be gone through only once: give a list or loader"
         )
-    seen, _ = read_batches(training, what="training")
+    seen, _ = read_batches(training, FEW_BATCHES, what="training")
     if isinstance(training, tuple | dict) or hasattr(training, "shape"):
         training = [training]
     return Healing(steps=steps, batches=training, seen=seen, optimizer=optimizer, budget=budget)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outsize.compression.evaluation import Measured, evaluate, join
+from outsize.compression.evaluation import FEW_BATCHES, Measured, evaluate, join
 from outsize.compression.method import Candidate, Method, Subject
 from outsize.compression.weights import share
 
@@ -65,8 +65,16 @@ def make_judge(subject: Subject, training: Sequence[Any] | None) -> Judge:
     half = len(subject.batches) // 2
     if not half:
         return Judge(subject=subject, fitting=subject)
-    halves = (replace(subject, batches=subject.batches[:-half]), replace(subject, batches=subject.batches[-half:]))
+    halves = (replace(subject, batches=subject.batches[:half]), replace(subject, batches=subject.batches[half:]))
     return Judge(subject=subject, fitting=subject, halves=halves)
+
+
+def take_few(subject: Subject) -> Subject:
+    """The subject with some of its batches, from all over them: the halves of these lie in the halves of all."""
+    count = len(subject.batches)
+    if count <= FEW_BATCHES:
+        return subject
+    return replace(subject, batches=[subject.batches[number * count // FEW_BATCHES] for number in range(FEW_BATCHES)])
 
 
 def interleave(batches: Sequence[Any]) -> list[Any]:

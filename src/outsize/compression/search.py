@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from outsize.compression.evaluation import Measured
+from outsize.compression.evaluation import Measured, evaluate
 from outsize.compression.judge import Judge, build
 from outsize.compression.method import Candidate, Subject
 from outsize.compression.weights import count_bytes, own_parameters
@@ -32,8 +32,10 @@ class Trial:
 
 
 def try_alone(judge: Judge, candidates: Sequence[Candidate], plain: Measured) -> tuple[list[Trial], list[str]]:
-    """Each candidate measured alone, and why some cannot be used."""
+    """Each candidate measured alone, and why some cannot be used. `plain` is the user's model on all data, of which the judge
+    may have a part."""
     subject = judge.subject
+    here = plain if len(plain.parts) == len(subject.batches) else evaluate(subject.model, subject)
     before, trials, failures = subject.count(subject.model), [], []
     for candidate in candidates:
         try:
@@ -52,14 +54,14 @@ def try_alone(judge: Judge, candidates: Sequence[Candidate], plain: Measured) ->
             site=candidate.site,
             level=candidate.level,
             bytes=after,
-            loss=found.loss,
+            loss=found.loss + (plain.loss - here.loss),
             seconds=found.seconds,
         )
         trials.append(
             Trial(
                 candidate=candidate,
                 saves=before - after,
-                rise=max(abs(found.loss - plain.loss) + found.doubt(plain), least),
+                rise=max(abs(found.loss - here.loss) + found.doubt(here), least),
                 noun=noun,
             )
         )

@@ -1,9 +1,9 @@
 """Sets of candidates that reach a size, measured: all methods together, each alone, each stage alone.
 
-The set with the lowest loss is not taken blindly: of eight sets one is lowest by chance. Sets are compared one standard error
-above what was measured, so that one which changes the model less is ahead of one that happened to do well. All that are within
-another standard error of the best one count as equally good, and of those the one of the fewest methods is taken. So a
-mixture is taken where the data show that it is better than a method alone.
+The set with the lowest loss is not taken blindly: of eight sets one is lowest by chance. One question decides everywhere, batch
+by batch: is this loss higher than that one by more than chance explains (`Measured.is_worse`)? Sets that are not worse than
+the best one are equals, and of equals the one is taken that changed the losses of the batches least. Training changes all of
+them, so of healed equals it is the one of the fewest methods. A healing is left out only where it makes a set worse.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from outsize.compression.method import Candidate, Subject
 from outsize.compression.search import Trial, walk
 from outsize.core.outcomes.shrinking import ShrinkSet
 
-HEALED = 3
-"""Sets that are healed with all steps."""
 PILOT = 4
-"""Part of the steps with which all sets are healed, where there are more."""
+"""Part of the steps with which all sets are healed first."""
 TRIES = 6
 """Sizes that are tried for the nearest set within the allowed loss."""
 
@@ -35,6 +33,9 @@ class BuiltSet:
 
     noun: ShrinkSet
     candidates: tuple[Candidate, ...]
+    measured: Measured
+    distance: float
+    """From the losses of the batches as they were, before it was healed."""
     model: Any = None
     """The healed model, where it was healed."""
 
@@ -43,8 +44,8 @@ def measure_sets(judge: Judge, trials: Sequence[Trial], target: int, plain: Meas
     """Lowest loss first, with its standard error; those that do not reach the size come last."""
     methods = dict.fromkeys(trial.candidate.method for trial in trials)
     stages = dict.fromkeys(trial.candidate.stage for trial in trials)
-    groups = {"mixture": list(trials)}
-    groups |= {name: [trial for trial in trials if trial.candidate.method == name] for name in methods}
+    groups = {name: [trial for trial in trials if trial.candidate.method == name] for name in methods}
+    groups["mixture"] = list(trials)  # after each method alone, which gives a set of one method its name
     for stage in stages:
         groups[f"mixture, {stage.name.lower()}"] = [trial for trial in trials if trial.candidate.stage == stage]
     found: dict[frozenset[Candidate], BuiltSet] = {}
@@ -78,51 +79,60 @@ def measure_set(judge: Judge, name: str, chosen: Sequence[Candidate], plain: Mea
         seconds=measured.seconds,
         doubt=measured.doubt(plain),
     )
-    return BuiltSet(noun=noun, candidates=tuple(chosen))
+    return BuiltSet(noun=noun, candidates=tuple(chosen), measured=measured, distance=measured.distance(plain))
 
 
 def _sorted(sets: Iterable[BuiltSet], target: int) -> list[BuiltSet]:
     nouns = [(one.noun, one) for one in sets]
-    return [one for _, one in sorted(nouns, key=lambda two: (two[0].bytes > target, two[0].likely_loss, two[0].bytes))]
+    return [one for _, one in sorted(nouns, key=lambda two: (two[0].bytes > target, two[0].best_loss, two[0].bytes))]
 
 
 def choose_set(sets: Sequence[BuiltSet], target: int, allowed: float) -> BuiltSet | None:
-    """The simplest of those that are as good as the best one, as far as the data can tell; None where none will do."""
-    reach = [one for one in sets if one.noun.bytes <= target and one.noun.best_loss <= allowed]
-    if not reach:
-        return None
-    best = min(reach, key=lambda one: one.noun.likely_loss).noun
-    near = [one for one in reach if one.noun.likely_loss <= best.likely_loss + best.doubt]
-    return min(near, key=lambda one: (len({part.method for part in one.candidates}), one.noun.likely_loss))
+    """Of the equals of the best one the gentlest, healed or not; None where no set will do."""
+    equals = find_equals([one for one in sets if one.noun.bytes <= target and one.noun.best_loss <= allowed])
+    if all(one.noun.healed is None for one in equals):
+        return min(equals, key=lambda one: one.distance, default=None)
+    return min(equals, key=lambda one: (len({part.method for part in one.candidates}), one.measured.loss))
+
+
+def find_equals(sets: Sequence[BuiltSet]) -> list[BuiltSet]:
+    """Those that are not worse than the one of the lowest loss."""
+    best = min(sets, key=lambda one: one.measured.loss, default=None)
+    return [] if best is None else [one for one in sets if not one.measured.is_worse(best.measured)]
 
 
 def heal_sets(
-    subject: Subject, sets: Sequence[BuiltSet], target: int, healing: Healing, plain: Measured
+    subject: Subject, sets: Sequence[BuiltSet], target: int, allowed: float, healing: Healing, plain: Measured
 ) -> list[BuiltSet]:
     """The sets that reach the size, healed and measured again; lowest loss first.
 
     What a set loses before training says little of what it loses after it: so all are trained for a part of the steps, and
-    the best of them for all.
+    those for all that can still become the best.
     """
 
     def trained(one: BuiltSet, steps: int) -> BuiltSet:
         model = heal(subject, one.candidates, replace(healing, steps=steps))
         found = evaluate(model, subject)
-        if not found.loss < one.noun.loss:  # a healing that does harm is not used
+        if found.is_worse(one.measured) or one.noun.loss <= allowed < found.loss:  # it does harm
             return replace(one, model=build(subject, one.candidates))
         noun = replace(one.noun, healed=found.loss, doubt=found.doubt(plain), bytes=subject.count(model))
-        return replace(one, noun=noun, model=model)
+        return replace(one, noun=noun, measured=found, model=model)
 
     reach = {one.noun.name: one for one in sets if one.noun.bytes <= target and math.isfinite(one.noun.loss)}
-    order = list(reach)
-    if len(reach) > HEALED:
-        short = max(1, healing.steps // PILOT)
-        pilots = [replace(trained(one, short), model=None) for one in reach.values()]
-        order = [one.noun.name for one in _sorted(pilots, target)]
-    healed = [trained(reach[name], healing.steps) for name in order[:HEALED]]
+    if len(reach) > 1:
+        short = replace(healing, steps=max(1, healing.steps // PILOT))
+        pilots = {name: evaluate(heal(subject, one.candidates, short), subject) for name, one in reach.items()}
+        reach = {name: one for name, one in reach.items() if _can_catch_up(one, pilots[name], pilots.values())}
+    healed = [trained(one, healing.steps) for one in reach.values()]
     done = {one.noun.name for one in healed}
     rest = [one for one in sets if one.noun.name not in done]
     return [*_sorted(healed, target), *_sorted(rest, target)]
+
+
+def _can_catch_up(one: BuiltSet, pilot: Measured, pilots: Iterable[Measured]) -> bool:
+    """True where a set is not farther behind the best one than its training has moved it so far."""
+    best = min(pilots, key=lambda found: found.loss)
+    return not pilot.is_worse(best) or pilot.loss - best.loss <= abs(pilot.loss - one.measured.loss)
 
 
 def find_nearest(

@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from outsize.compression.card import Goal, read_goal, size_for
-from outsize.compression.evaluation import Measured, default_loss, first_call, read_batches, require_loss
+from outsize.compression.evaluation import MOST_BATCHES, Measured, default_loss, first_call, read_batches, require_loss
 from outsize.compression.healing import NO_FUNCTION, Healing, read_healing
-from outsize.compression.judge import Judge, build, interleave, make_judge
+from outsize.compression.judge import Judge, build, interleave, make_judge, take_few
 from outsize.compression.method import Subject
 from outsize.compression.methods import choose
 from outsize.compression.search import Trial, try_alone
@@ -79,9 +79,10 @@ def shrink(
     target = read_size(to, before) if goal is None else None
     plain = require_loss(subject)
     target = size_for(goal, subject, before) if goal is not None else target
-    judge = make_judge(subject, None if healing is None else healing.seen)
-    candidates, unused = judge.find_candidates(chosen_methods)
-    trials, failures = try_alone(judge, candidates, plain)
+    seen = None if healing is None else healing.seen
+    judge, quick = make_judge(subject, seen), make_judge(take_few(subject), seen)
+    candidates, unused = quick.find_candidates(chosen_methods)
+    trials, failures = try_alone(quick, candidates, plain)
     plan = Shrinking(
         before=before, target=target or 0, of="training" if trains else "weights", loss=plain.loss, within=within,
         seconds=plain.seconds, batches=len(subject.batches),
@@ -102,7 +103,7 @@ def _search(
     """The plan with the set that is taken, or with the nearest one that could be."""
     sets = measure_sets(judge, trials, plan.target, plain)
     if healing is not None:
-        sets = heal_sets(judge.subject, sets, plan.target, healing, plain)
+        sets = heal_sets(judge.subject, sets, plan.target, plan.allowed, healing, plain)
     plan = replace(plan, sets=tuple(one.noun for one in sets))
     ready = [one for one in sets if healing is None or one.model is not None]
     taken = choose_set(ready, plan.target, plan.allowed)
@@ -185,7 +186,7 @@ def _read_subject(model: Any, data: Any, loss: Any) -> tuple[Subject, list[str]]
         raise InputError(
             f"loss is the module {name}: give a function, such as lambda model, batch: {name}()(model(batch[0]), batch[1])"
         )
-    batches, more = read_batches(data)
+    batches, more = read_batches(data, MOST_BATCHES)
     notes = [f"data has more batches: the first {len(batches)} were measured"] if more else []
     return Subject(model=share(model).eval(), batches=interleave(batches), loss=loss or default_loss), notes
 

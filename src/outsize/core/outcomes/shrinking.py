@@ -21,7 +21,8 @@ class ShrinkCandidate(Noun):
     bytes: int
     """Bytes of the whole model with this alone: exact."""
     loss: float
-    """Measured on the user's data with this alone; infinite where it is not a number."""
+    """With this alone: that of the model as it was and the change that was measured, on some batches where there are many;
+    infinite where it is not a number."""
     seconds: float
     """Of the loss of one batch, measured."""
 
@@ -51,12 +52,6 @@ class ShrinkSet(Noun):
     def best_loss(self) -> float:
         """After healing, where it was healed."""
         return self.loss if self.healed is None else self.healed
-
-    @property
-    def likely_loss(self) -> float:
-        """What sets are compared by: one standard error above what was measured. So a set that changes the model much and did
-        well by chance is behind one that changes it little."""
-        return self.best_loss + self.doubt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -113,4 +108,4 @@ class Shrinking(Noun):
     def cheapest(self) -> ShrinkSet | None:
         """The set of the asked size with the lowest loss, within what is allowed or not; None where none is that small."""
         found = [one for one in self.sets if one.bytes <= self.target]
-        return min(found, key=lambda one: one.likely_loss, default=None)
+        return min(found, key=lambda one: one.best_loss, default=None)
