@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from types import TracebackType
 
 from outsize.core.contents import StoredArray
 from outsize.core.events import Event, Finished, Listener, Started
@@ -39,11 +38,9 @@ class MeasuredRun:
         self._began = time.perf_counter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._took = time.perf_counter() - self._began
-        self._meter.__exit__(kind, error, trace)
+        self._meter.__exit__(*error)
 
     def outcome(self, results: Iterable[tuple[str, tuple[int, ...], str, int]]) -> Outcome:
         """The run as a noun; each result is (path, shape, dtype, bytes)."""

@@ -134,9 +134,6 @@ class DaskEngine(Executor):
         """Threads that the user gave to a worker."""
         return int(self._seen[worker]["nthreads"])
 
-    def now(self) -> float:
-        return time.monotonic()
-
     def close(self) -> None:
         if self._own:
             with contextlib.suppress(Exception):

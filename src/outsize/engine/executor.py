@@ -9,6 +9,7 @@ short file: `dask_engine.py`, `ray_engine.py`, `local_engine.py`, and `simulated
 from __future__ import annotations
 
 import abc
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -73,17 +74,17 @@ class Executor(abc.ABC):
     def ask_all(self, function: Callable[[], Any]) -> dict[Worker, Any]:
         """What a function returns on every worker."""
 
-    @abc.abstractmethod
     def limit(self, worker: Worker) -> int | None:
         """Bytes that the engine lets a worker have, None where it says nothing."""
+        return None
 
     def threads(self, worker: Worker) -> int | None:
         """Processors that a user gave to a worker, None where the worker itself knows."""
         return None
 
-    @abc.abstractmethod
     def now(self) -> float:
         """Seconds, from any beginning."""
+        return time.monotonic()
 
     def close(self) -> None:  # noqa: B027  (some have nothing to let go of)
         """Let go of the engine, and end what was started for this run."""

@@ -45,9 +45,3 @@ class LocalEngine(Executor):
 
     def ask_all(self, function: Callable[[], Any]) -> dict[Worker, Any]:
         return {_HERE: function()}
-
-    def limit(self, worker: Worker) -> int | None:
-        return None
-
-    def now(self) -> float:
-        return time.monotonic()

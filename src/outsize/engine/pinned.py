@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -61,9 +60,7 @@ class Pinned:
     def __enter__(self) -> Pinned:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

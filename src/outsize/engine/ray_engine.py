@@ -123,9 +123,6 @@ class RayEngine(Executor):
         """Processors that the user gave to a node."""
         return int(self._nodes[worker]["Resources"]["CPU"])
 
-    def now(self) -> float:
-        return time.monotonic()
-
     def close(self) -> None:
         if self._own:
             with contextlib.suppress(Exception):

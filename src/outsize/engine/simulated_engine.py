@@ -135,8 +135,5 @@ class SimulatedEngine(Executor):
     def ask_all(self, function: Callable[[], Any]) -> dict[Worker, Any]:
         return {worker: function() for worker in self._alive}
 
-    def limit(self, worker: Worker) -> int | None:
-        return None
-
     def now(self) -> float:
         return self._now

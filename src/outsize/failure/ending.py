@@ -24,7 +24,7 @@ from outsize.failure.evidence import add_readings
 from outsize.failure.explain import NOTHING, diagnose
 from outsize.failure.message import read
 from outsize.machine import memory
-from outsize.machine.cgroup import Counters
+from outsize.machine.cgroup import Counters, read_numbers
 from outsize.monitor.processes.tree import ProcessReading
 from outsize.monitor.watched import NOTABLE, Watched, growth_by_line, thin
 
@@ -103,17 +103,12 @@ def explain_ending(watched: Watched, folder: pathlib.Path, around: Surroundings)
         text += words
         failure = read(words)
         if failure is not None and diagnosis.failure is None:
-            diagnosis = diagnose(_case(failure, words, watched, around, _numbers(head)))
+            diagnosis = diagnose(_case(failure, words, watched, around, read_numbers(head)))
     reported = diagnosis.failure is not None and diagnosis.failure.extra.get("signal") == "Killed"
     if (diagnosis.failure is None or reported) and (victim is not None or watched.status in _KILLED + _BUS):
         worker = _WORKER.search(text)
         diagnosis = _explain_kill(watched, around, victim, int(worker.group(1)) if worker else None)
     return diagnosis if diagnosis.failure is None else _tell_story(diagnosis, watched, around)
-
-
-def _numbers(text: str) -> dict[str, int]:
-    pairs = (line.split() for line in text.splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
 def _case(failure: Failure, text: str, watched: Watched, around: Surroundings, had: dict[str, int]) -> Case:

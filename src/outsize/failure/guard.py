@@ -71,9 +71,7 @@ class guard(ContextDecorator):
         self._available, self._rss = reading.host.available, reading.rss
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             _annotate_quietly(error, trace, self._before())
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 
 from outsize.core.memory import PINNED, Allowance, Budget, PoolReading
 from outsize.core.units import format_bytes, parse_bytes
@@ -66,9 +65,7 @@ class budget:
     def __enter__(self) -> budget:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with _setting.lock:
             _setting.wishes = self._before
 

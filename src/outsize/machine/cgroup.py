@@ -62,7 +62,7 @@ def read_counters(system: System) -> Counters:
     for layout in LAYOUTS:
         folder = next(_groups(system, layout), None)
         if folder is not None and kills is None:
-            kills = _numbers(system.read_text(f"{folder}/{layout.kills}")).get("oom_kill")
+            kills = read_numbers(system.read_text(f"{folder}/{layout.kills}")).get("oom_kill")
             peak = _number(system.read_text(f"{folder}/{layout.peak}"))
     return Counters(kills, peak)
 
@@ -71,7 +71,7 @@ def read_page_cache(system: System) -> int | None:
     """File pages that the kernel keeps for our own group, None where it does not say."""
     for layout in LAYOUTS:
         folder = next(_groups(system, layout), None)
-        stat = _numbers(system.read_text(f"{folder}/memory.stat")) if folder is not None else {}
+        stat = read_numbers(system.read_text(f"{folder}/memory.stat")) if folder is not None else {}
         names = (f"{layout.prefix}inactive_file", f"{layout.prefix}active_file")
         if names[0] in stat:
             return sum(stat.get(name, 0) for name in names)
@@ -86,7 +86,7 @@ def read_cgroups(system: System) -> tuple[list[Limit], int | None]:
         for folder in _groups(system, layout):
             limits += _read_limits(system, layout, folder)
             if kills is None:
-                kills = _numbers(system.read_text(f"{folder}/{layout.kills}")).get("oom_kill")
+                kills = read_numbers(system.read_text(f"{folder}/{layout.kills}")).get("oom_kill")
     return limits, kills
 
 
@@ -133,7 +133,7 @@ def _find_path(system: System, version: int) -> str | None:
 
 
 def _read_limits(system: System, layout: Layout, folder: str) -> Iterator[Limit]:
-    stat = _numbers(system.read_text(f"{folder}/memory.stat"))
+    stat = read_numbers(system.read_text(f"{folder}/memory.stat"))
     usage = _number(system.read_text(f"{folder}/{layout.usage}"))
     used = None if usage is None else max(0, usage - _reclaimable(stat, layout.prefix))
     names = {layout.limit: "container"} | (
@@ -167,6 +167,7 @@ def _is_limit(value: int) -> bool:
     return value < 2**62
 
 
-def _numbers(text: str | None) -> dict[str, int]:
+def read_numbers(text: str | None) -> dict[str, int]:
+    """`name 123` lines."""
     pairs = (line.split() for line in (text or "").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 import outsize.machine
 from outsize.core.memory import Holder, Pool, PoolReading
@@ -85,9 +84,7 @@ class FakeMachine:
         self._before.append(outsize.machine.use_system(self.system))
         return self.system
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         outsize.machine.use_system(self._before.pop())
 
 

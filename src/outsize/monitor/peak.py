@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from outsize.core.memory import HOST, Part, Pool
@@ -27,7 +27,7 @@ from outsize.core.noun import Known
 from outsize.core.outcomes.measured_peak import MeasuredPeak
 from outsize.core.units import MiB, format_bytes
 from outsize.engine.heap import trim_heap
-from outsize.monitor.processes.tree import ProcessReading, read_process, read_tree
+from outsize.monitor.processes.tree import ProcessReading, read_private, read_process, read_tree
 
 INTERVAL = 0.005
 """Seconds between two looks."""
@@ -76,13 +76,11 @@ class PeakMeter:
         self._resets = _reset_high_water()
         self._cards_before = _reset_cards()
         self._begin = _read_self()
-        self._least_files, self._fullest = self._begin.files, (_resident(self._begin), self._begin.files)
+        self._least_files, self._fullest = self._begin.files, (self._begin.rss, self._begin.files)
         self._sampler.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._sampler.join()
         self._end = _read_self()
@@ -134,7 +132,7 @@ class PeakMeter:
                     self._notice(Pool(kind="device", index=index), now - self._cards_before.get(index, 0), self.device)
             count += 1
             self._least_files = min(self._least_files, reading.files)
-            self._fullest = max(self._fullest, (_resident(reading), reading.files))
+            self._fullest = max(self._fullest, (reading.rss, reading.files))
             self._notice(HOST, _held(reading) - _held(self._begin) + children, self.budget)
 
     def _notice(self, pool: Pool, size: int, budget: int | None) -> None:
@@ -153,7 +151,7 @@ class PeakMeter:
     def _read_children(self) -> int:
         family = read_tree(os.getpid()).processes[1:]
         self._children = max(self._children, len(family))
-        return sum(_private(process.pid) for process in family)
+        return sum(read_private(process.pid, ["Private_Dirty"]) or 0 for process in family)
 
 
 class _Highest:
@@ -178,10 +176,6 @@ def _held(reading: ProcessReading) -> int:
     return reading.anonymous + reading.shared
 
 
-def _resident(reading: ProcessReading) -> int:
-    return reading.anonymous + reading.shared + reading.files
-
-
 def _high_water(reading: ProcessReading) -> int:
     """The most that the process had resident since the last reset."""
     return reading.highest + reading.files
@@ -195,17 +189,7 @@ def _reset_high_water() -> bool:
     except OSError:
         return False
     now = _read_self()
-    return _high_water(now) <= _resident(now) + MiB
-
-
-def _private(pid: int) -> int:
-    """Bytes of RAM that only this process has; 0 where it has ended or may not be read."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii", errors="replace") as file:
-            rows = dict(line.split(":", 1) for line in file if line.startswith("Private_Dirty"))
-    except OSError:
-        return 0
-    return sum(int(value.split()[0]) * 1024 for value in rows.values())
+    return _high_water(now) <= now.rss + MiB
 
 
 def _cuda() -> Any:

@@ -63,7 +63,7 @@ class Sampler:
             self._processes = everyone.processes
         fresh = self._limits(now)
         if fresh is not None:
-            self._host, self._held_then = fresh, self._held()
+            self._host, self._held_then = fresh, TreeReading(time=now, processes=self._processes).bytes
         private = self._private(now) if self._pid is not None else None
         if fresh is not None or private is not None or self._last is None or not _same(self._last[0], self._processes):
             self._last = (self._processes, self._sum_up(private), self._show(private or {}))
@@ -98,11 +98,6 @@ class Sampler:
             for one in largest
         )  # fmt: skip
 
-    def _held(self) -> int:
-        """Bytes of the tree that count against a limit."""
-        shared = max((process.shared for process in self._processes), default=0)
-        return sum(process.anonymous for process in self._processes) + shared
-
     def _sum_up(self, private: dict[int, int] | None) -> HostSample:
         """The tree's bytes beside what was last read of the machine and its limits."""
         host = self._host
@@ -118,7 +113,7 @@ class Sampler:
             uss=sum(private.values()) if private else None,
             swap=sum(process.swap for process in self._processes),
             page_cache=host.page_cache,
-            used=None if host.used is None else max(0, host.used + self._held() - self._held_then),
+            used=None if host.used is None else max(0, host.used + anonymous + shared - self._held_then),
             limit=host.limit,
             limit_name=host.limit_name,
         )

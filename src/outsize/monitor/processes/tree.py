@@ -9,31 +9,23 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outsize.core.noun import Noun
+from outsize.core.outcomes.recording import ProcessSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessReading(Noun):
-    """One process at one moment."""
+class ProcessReading(ProcessSample):
+    """One process at one moment, with what a sample leaves out."""
 
-    pid: int
-    name: str
-    anonymous: int
-    """Bytes of RAM that are its own."""
-    shared: int
-    """Bytes of shared memory it has touched."""
     address_space: int
     """Bytes of address space it has taken, what `ulimit -v` counts."""
     highest: int = 0
     """The most bytes of RAM it has held since it began, between readings too; the file pages it maps now are left out."""
-    files: int = 0
-    """Bytes of file pages it maps now."""
     asked: int = 0
     """Bytes of memory of its own that it has asked for, touched or not."""
-    swap: int = 0
-    """Bytes of it that are in swap."""
     ended: int | None = None
     """Its exit status if it has ended and was not waited for yet; negative for a signal."""
 
@@ -94,13 +86,15 @@ def read_all() -> TreeReading:
     return TreeReading(time=time.time(), processes=tuple(found))
 
 
-def read_private(pid: int) -> int | None:
+_ALONE = ("Private_Clean", "Private_Dirty", "Private_Hugetlb")
+
+
+def read_private(pid: int, names: Sequence[str] = _ALONE) -> int | None:
     """Bytes that would be free if a process ended; None where it has gone or may not be looked at. The kernel walks all its
     pages for this: about a millisecond for each gigabyte."""
     table = dict(
         line.split(":", 1) for line in (read_proc(f"/proc/{pid}/smaps_rollup") or "").splitlines() if ":" in line
     )
-    names = ("Private_Clean", "Private_Dirty", "Private_Hugetlb")
     return sum(_kib(table.get(name)) for name in names) if names[0] in table else None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import http.server
 import threading
-from types import TracebackType
 
 from outsize.core.errors import InputError, StoreError
 from outsize.core.noun import Noun
@@ -77,9 +76,7 @@ class MetricsServer:
     def __enter__(self) -> MetricsServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _handler(self) -> type[http.server.BaseHTTPRequestHandler]:
