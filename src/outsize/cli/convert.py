@@ -37,21 +37,22 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("say where to write: outsize convert SOURCE TARGET, or --check to only measure")
     options = {"key": args.key, "missing": args.missing, "offset": args.offset}
     if args.shape is not None:
-        options["shape"] = _lengths(args.shape, "--shape")
+        options["shape"] = read_lengths(args.shape, "--shape")
     if args.raw_dtype is not None:
         options["raw_dtype"] = args.raw_dtype
     with joined(args), PeakMeter("convert") as meter:
         done = convert(
             args.source, None if args.check else args.target, args.dtype, budget=args.budget,
-            chunks=None if args.chunks is None else _lengths(args.chunks, "--chunks"),
+            chunks=None if args.chunks is None else read_lengths(args.chunks, "--chunks"),
             compress=not args.no_compression, listener=None if args.json else default_listener(), **options,
         )  # fmt: skip
     report.show(dataclasses.replace(done, measured=meter.peaks()[0].bytes), args.json)
     return 0
 
 
-def _lengths(text: str, option: str) -> tuple[int, ...]:
+def read_lengths(text: str, option: str, such: str = "the length of each axis, such as 1024,512") -> tuple[int, ...]:
+    """`1024,512`, `(1024, 512)` or `1024x512` as numbers; `such` says what the option wants."""
     try:
         return tuple(int(word) for word in text.strip("()[] ").rstrip(",").replace("x", ",").split(","))
     except ValueError:
-        raise InputError(f"{option} is {text!r}: write the length of each axis, such as 1024,512") from None
+        raise InputError(f"{option} is {text!r}: write {such}") from None

@@ -11,6 +11,7 @@ from typing import Any
 
 from outsize import report
 from outsize.cli.clusters import add_cluster, joined
+from outsize.cli.convert import read_lengths
 from outsize.core.errors import InputError, OutsizeError
 from outsize.core.events import default_listener
 from outsize.core.units import KiB
@@ -118,12 +119,7 @@ def _read_error(text: str) -> float | str:
 def _read_ranks(text: str | None) -> int | tuple[int, ...] | None:
     if text is None:
         return None
-    try:
-        ranks = tuple(int(word) for word in text.strip("()[] ").rstrip(",").replace("x", ",").split(","))
-    except ValueError:
-        raise InputError(
-            f"--rank is {text!r}: write one whole number, or one for each axis, such as 40,40,20"
-        ) from None
+    ranks = read_lengths(text, "--rank", "one whole number, or one for each axis, such as 40,40,20")
     return ranks[0] if len(ranks) == 1 else ranks
 
 

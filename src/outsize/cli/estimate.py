@@ -18,6 +18,7 @@ from typing import Any
 from rich.text import Text
 
 from outsize import report
+from outsize.cli.size import positive
 from outsize.core.answers import read_answer
 from outsize.core.errors import InputError
 from outsize.core.footprint import Footprint
@@ -46,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CONFIG",
         help="a transformers config.json, or the name of a model that was downloaded before; no weights are needed",
     )
-    parser.add_argument("--batch", type=_positive, metavar="N", help="batch size; also shows the largest that fits")
+    parser.add_argument("--batch", type=positive, metavar="N", help="batch size; also shows the largest that fits")
     parser.add_argument(
         "--seq",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="tokens in a sequence (512); if given, also shows how memory grows with it",
     )
@@ -79,9 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-ways", action="store_true", help="if it does not fit, do not trace the ways out (quicker)"
     )
-    parser.add_argument("--steps", type=_positive, default=3, metavar="N", help="how many steps to trace (3)")
+    parser.add_argument("--steps", type=positive, default=3, metavar="N", help="how many steps to trace (3)")
     parser.add_argument(
-        "--seconds", type=_positive, default=SECONDS, metavar="N", help=f"how long a script may take ({SECONDS})"
+        "--seconds", type=positive, default=SECONDS, metavar="N", help=f"how long a script may take ({SECONDS})"
     )
     parser.set_defaults(parse_again=parser.parse_args)
 
@@ -321,10 +322,4 @@ def _alone(common: dict[str, Any]) -> dict[str, Any]:
 def _ranks(text: str) -> int | str:
     if not text.isdigit() and text != "fewest":
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of ranks nor fewest")
-    return text if text == "fewest" else _positive(text)
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
+    return text if text == "fewest" else positive(text)

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="1,256,1024,1021; with its own dtype: 384,192:float16; or a file, whose header says both",
     )
     parser.add_argument("--dtype", default="float32", help="element type where the shape names none (float32)")
-    parser.add_argument("--count", type=_count, default=1, metavar="N", help="this many copies of all of it")
+    parser.add_argument("--count", type=positive, default=1, metavar="N", help="this many copies of all of it")
     parser.add_argument("--grad", action="store_true", help="add gradients")
     parser.add_argument("--optimizer", metavar="NAME", help="add gradients and the state of sgd, adamw, ...")
     parser.add_argument("--budget", metavar="SIZE", help="say whether it fits in this much RAM, such as 2GiB")
@@ -83,7 +83,8 @@ def _length(word: str, text: str) -> int:
     return int(word)
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"it must be a whole number of at least 1, not {text!r}")
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
 import outsize
 from outsize import report
-from outsize.core.units import format_bytes
+from outsize.cli.measured_run import MeasuredRun
 
 BUDGET = "64MiB"
 """What the tour's array work may hold."""
@@ -43,18 +41,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _size_the_tensor() -> list[Any]:
-    return [outsize.size((3075200, 512), "float32", budget="4GiB")]
-
-
-def _read_the_machine() -> list[Any]:
-    return [outsize.memory()]
-
-
-def _explain_the_failure() -> list[Any]:
-    return [outsize.explain(MESSAGE)]
-
-
 def _run_it_inside_the_budget() -> list[Any]:
     """Make an array larger than the budget and standardise it: show the plan, then what was measured."""
     scratch = outsize.memory().disk.name
@@ -63,15 +49,9 @@ def _run_it_inside_the_budget() -> list[Any]:
         x = _make_array(os.path.join(folder, "x.npy"))
         z = (x - x.mean(axis=0)) / x.std(axis=0)
         plan = z.plan(budget=BUDGET)
-        before, begin = outsize.memory().rss, time.perf_counter()
-        z.save(os.path.join(folder, "z.npy"), budget=BUDGET)
-        seconds = time.perf_counter() - begin
-    grew = max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
-    said = (
-        f"done in {seconds:.1f} s: {format_bytes(plan.read)} read and {format_bytes(plan.written)} written, while this process "
-        f"grew by {format_bytes(grew)} at most (the budget is {BUDGET}, the array {format_bytes(x.nbytes)})"
-    )
-    return [plan, said]
+        with MeasuredRun(plan, steps=False) as run:
+            z.save(os.path.join(folder, "z.npy"), budget=BUDGET, progress=run.listener)
+    return [plan, run.outcome([("z.npy", z.shape, z.dtype.name, z.nbytes)])]
 
 
 def _make_array(path: str) -> Any:
@@ -83,10 +63,14 @@ STOPS: tuple[tuple[str, str, Callable[[], list[Any]]], ...] = (
     (
         "outsize size 3075200,512 --dtype float32 --budget 4GiB",
         "A tensor is planned. How large is it, exactly, and where would it fit?",
-        _size_the_tensor,
+        lambda: [outsize.size((3075200, 512), "float32", budget="4GiB")],
     ),
-    ("outsize memory", "What is really here, inside every limit?", _read_the_machine),
-    ("outsize explain error.txt", "It was tried anyway, and failed. Why, and what now?", _explain_the_failure),
+    ("outsize memory", "What is really here, inside every limit?", lambda: [outsize.memory()]),
+    (
+        "outsize explain error.txt",
+        "It was tried anyway, and failed. Why, and what now?",
+        lambda: [outsize.explain(MESSAGE)],
+    ),
     (
         f'outsize compute "(x - x.mean(axis=0)) / x.std(axis=0)" --in x=x.npy --out z.npy --budget {BUDGET}',
         f"An array of 256 MiB, standardised inside {BUDGET}: the plan first, then the run.",

@@ -11,6 +11,7 @@ import importlib
 from typing import Any
 
 from outsize.report.html.page import Page, write_fragment, write_page
+from outsize.report.html.parts import Drawing
 
 PAGES = {
     "AllocatorHistory": "outsize.report.html.history",
@@ -46,5 +47,5 @@ def to_page(noun: Any, drawn: str | None = None) -> str | None:
     """A whole HTML page; a noun without a layout is shown as `drawn`, its text as HTML. None where there is neither."""
     page = lay_out(noun)
     if page is None and drawn is not None:
-        page = Page(title=type(noun).__name__, drawn=drawn)
+        page = Page(title=type(noun).__name__, parts=(Drawing(drawn),))
     return None if page is None else write_page(page)

@@ -12,25 +12,17 @@ from outsize.report.text.diagnosis import evidence_rows
 
 
 def lay_out(diagnosis: Diagnosis) -> Page:
-    parts: list[Part] = [_verdict(diagnosis)]
-    if diagnosis.history is not None:
-        parts += over_time(diagnosis.history)
-    elif diagnosis.timeline:
-        parts.append(_timeline(diagnosis))
-    if diagnosis.remedies:
-        parts.append(remedy_bars("What to do, most bytes first", diagnosis.remedies))
-    if diagnosis.evidence:
-        parts.append(Grid("Why", ("", "evidence"), evidence_rows(diagnosis.evidence)))
-    if diagnosis.holders:
-        parts.append(Bars(title="Who holds it", rows=bars_of(diagnosis.holders), look=0))
-    if diagnosis.history is not None:
-        parts.append(map_of(diagnosis.history))
-    if diagnosis.failure is not None:
-        parts.append(_failure(diagnosis.failure))
-    title = "Out of memory" if diagnosis.failure is not None else "Memory"
-    return Page(
-        title=title if diagnosis.failure is None else f"{title}: {diagnosis.failure.framework}", parts=tuple(parts)
-    )
+    history, failure = diagnosis.history, diagnosis.failure
+    parts: list[Part] = [
+        _verdict(diagnosis),
+        *([_timeline(diagnosis)] if history is None else over_time(history)),
+        remedy_bars("What to do, most bytes first", diagnosis.remedies),
+        Grid("Why", ("", "evidence"), evidence_rows(diagnosis.evidence)),
+        Bars(title="Who holds it", rows=bars_of(diagnosis.holders)),
+    ]
+    parts += [] if history is None else [map_of(history)]
+    parts += [] if failure is None else [_failure(failure)]
+    return Page(title="Memory" if failure is None else f"Out of memory: {failure.framework}", parts=tuple(parts))
 
 
 def _verdict(diagnosis: Diagnosis) -> Verdict:

@@ -7,6 +7,7 @@ from html import escape
 
 from outsize.core.outcomes.factoring import Factoring, Spectrum
 from outsize.report.html.page import Page
+from outsize.report.html.parts import Drawing, Sentences
 from outsize.report.text.factoring import facts_of, panel_title, shown_values, title_of
 
 KEPT, CUT = "#3d8bd9", "#9a9a9a"
@@ -16,11 +17,13 @@ WIDE, HIGH = 220, 110
 
 
 def lay_out(factoring: Factoring) -> Page:
-    rows = "".join(f"<tr><th>{name}</th><td>{escape(words)}</td></tr>" for name, words in facts_of(factoring))
     panels = "".join(_svg(spectrum) for spectrum in factoring.spectra if shown_values(spectrum))
-    notes = "".join(f"<p>{escape(note)}</p>" for note in factoring.notes)
-    drawn = f'<table>{rows}</table><div style="display:flex;flex-wrap:wrap;gap:1em">{panels}</div>{notes}'
-    return Page(title=title_of(factoring).plain, drawn=drawn)
+    parts = (
+        Sentences(title="What was kept", lines=tuple(f"{name} {words}" for name, words in facts_of(factoring))),
+        Drawing(f'<div style="display:flex;flex-wrap:wrap;gap:1em">{panels}</div>'),
+        Sentences(title="Notes", lines=factoring.notes),
+    )
+    return Page(title=title_of(factoring).plain, parts=parts)
 
 
 def _svg(spectrum: Spectrum) -> str:

@@ -4,37 +4,30 @@ from __future__ import annotations
 
 from outsize.core.footprint import Footprint
 from outsize.core.units import format_bytes
-from outsize.report.html.page import Page, Part
+from outsize.report.html.page import Page
 from outsize.report.html.parts import Bars, Grid, Sentences, Verdict, bars_of, verdict_of
 from outsize.report.html.timeline import Layer, Timeline
 from outsize.report.text.footprint import fewest_of, phases_of
 
 
 def lay_out(footprint: Footprint) -> Page:
-    parts: list[Part] = [_verdict(footprint)]
-    if footprint.timeline:
-        parts.append(_timeline(footprint))
-    parts.append(_peaks(footprint))
-    if footprint.phases:
-        parts.append(Grid("Phases", *phases_of(footprint)))
-    for title, held, look in (
-        (f"Alive at the peak ({footprint.peak_label}), by kind", footprint.parts, 0),
-        ("By module", footprint.modules, 2),
-        ("By line of code", footprint.lines, 4),
-    ):
-        if held:
-            parts.append(Bars(title=title, rows=bars_of(held), look=look))
-    if footprint.largest:
-        found = [
-            (row.place, f"{row.largest:,}", format_bytes(row.capacity), format_bytes(row.next_needs), row.known)
-            for row in footprint.largest
-        ]
-        parts.append(Grid("Largest batch", ("place", "largest batch>", "has>", "one more needs>", "known"), found))
-    if footprint.fewest:
-        parts.append(Grid("Fewest cards that train it", *fewest_of(footprint)))
-    if footprint.notes:
-        parts.append(Sentences(title="Notes", lines=footprint.notes))
-    return Page(title=footprint.name, parts=tuple(parts))
+    largest = [
+        (row.place, f"{row.largest:,}", format_bytes(row.capacity), format_bytes(row.next_needs), row.known)
+        for row in footprint.largest
+    ]
+    parts = (
+        _verdict(footprint),
+        _timeline(footprint),
+        _peaks(footprint),
+        Grid("Phases", *phases_of(footprint)),
+        Bars(title=f"Alive at the peak ({footprint.peak_label}), by kind", rows=bars_of(footprint.parts)),
+        Bars(title="By module", rows=bars_of(footprint.modules), look=2),
+        Bars(title="By line of code", rows=bars_of(footprint.lines), look=4),
+        Grid("Largest batch", ("place", "largest batch>", "has>", "one more needs>", "known"), largest),
+        Grid("Fewest cards that train it", *fewest_of(footprint)),
+        Sentences(title="Notes", lines=footprint.notes),
+    )
+    return Page(title=footprint.name, parts=parts)
 
 
 def _verdict(footprint: Footprint) -> Verdict:
@@ -58,7 +51,7 @@ def _timeline(footprint: Footprint) -> Timeline:
     )
     begins = [
         (float(moment.time), moment.label)
-        for before, moment in zip([None, *moments[:-1]], moments, strict=True)
+        for before, moment in zip([None, *moments], moments, strict=False)
         if before is None or before.label != moment.label
     ]
     place = "capacity" if footprint.card is None else f"capacity of the {footprint.card.name}"

@@ -20,25 +20,18 @@ def lay_out(history: AllocatorHistory) -> Page:
     )
 
 
-def over_time(history: AllocatorHistory) -> list[Part]:
+def over_time(history: AllocatorHistory) -> tuple[Part, ...]:
     """Timeline and peak table."""
-    parts: list[Part] = []
-    if history.times:
-        layers = tuple(Layer(name=one.name, values=one.bytes, detail=one.stack or one.name) for one in history.layers)
-        lines = [history.lines[at] for at in history.line_at] if history.line_at else ()
-        title = f"{history.device}: memory over {history.events:,} events, by line of code"
-        parts.append(
-            Timeline(
-                title=title, times=history.times, unit=history.unit, layers=layers, lines=lines,
-                outline=Layer(name="reserved by the allocator", values=history.reserved_over_time),
-            )
-        )  # fmt: skip
-    if history.at_peak:
-        when = f"{history.peak_time:,.3f} s" if history.unit == "s" else f"event {history.peak_time:,.0f}"
-        rows = [(format_bytes(one.bytes), f"{one.blocks:,}", one.line) for one in history.at_peak]
-        title = f"In use at the peak ({format_bytes(history.peak_bytes)} at {when}), by line"
-        parts.append(Grid(title, ("bytes>", "blocks>", "line#"), rows))
-    return parts
+    layers = tuple(Layer(name=one.name, values=one.bytes, detail=one.stack or one.name) for one in history.layers)
+    when = f"{history.peak_time:,.3f} s" if history.unit == "s" else f"event {history.peak_time:,.0f}"
+    rows = [(format_bytes(one.bytes), f"{one.blocks:,}", one.line) for one in history.at_peak]
+    title = f"In use at the peak ({format_bytes(history.peak_bytes)} at {when}), by line"
+    course = Timeline(
+        title=f"{history.device}: memory over {history.events:,} events, by line of code", times=history.times,
+        unit=history.unit, layers=layers, lines=[history.lines[at] for at in history.line_at],
+        outline=Layer(name="reserved by the allocator", values=history.reserved_over_time),
+    )  # fmt: skip
+    return course, Grid(title, ("bytes>", "blocks>", "line#"), rows)
 
 
 def map_of(history: AllocatorHistory) -> MemoryMap:

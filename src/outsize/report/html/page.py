@@ -30,11 +30,9 @@ class Page:
     title: str
     parts: tuple[Part, ...] = ()
     """From top to bottom."""
-    drawn: str = ""
-    """HTML that was made elsewhere, below the parts."""
 
     def body(self, small: bool) -> str:
-        return "\n".join(part.html(small) for part in self.parts) + self.drawn
+        return "\n".join(part.html(small) for part in self.parts)
 
 
 def write_page(page: Page) -> str:

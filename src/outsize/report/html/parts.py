@@ -1,4 +1,4 @@
-"""The plain parts of a page: a verdict, tables, bars and sentences."""
+"""The plain parts of a page: a verdict, tables, bars and sentences; one that has no rows is not there."""
 
 from __future__ import annotations
 
@@ -65,6 +65,8 @@ class Grid:
 
     def html(self, small: bool) -> str:
         """A table; in a notebook its first rows."""
+        if not self.rows:
+            return ""
         kinds = ["n" if name.endswith(">") else "c" if name.endswith("#") else "" for name in self.columns]
         head = "".join(
             f'<th class="{kind}">{escape(name.rstrip(">#"))}</th>'
@@ -113,6 +115,8 @@ class Bars:
 
     def html(self, small: bool) -> str:
         """One line a bar: bytes, bar, name."""
+        if not self.rows:
+            return ""
         longest = max([*(row.bytes or 0 for row in self.rows), self.limit or 0, 1])
         shown, more = _first(self.rows, small)
         body = "".join(self._row(row, longest) for row in shown)
@@ -172,6 +176,19 @@ class Sentences:
 
     def html(self, small: bool) -> str:
         """A list; in a notebook its first lines."""
+        if not self.lines:
+            return ""
         shown, more = _first(self.lines, small)
         body = "".join(f"<li>{escape(line)}</li>" for line in shown)
         return f"<section><h2>{escape(self.title)}</h2><ul>{body}</ul>{more}</section>"
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """HTML or SVG that was made elsewhere."""
+
+    markup: str
+
+    def html(self, small: bool) -> str:
+        """As it is."""
+        return self.markup

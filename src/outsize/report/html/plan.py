@@ -12,25 +12,19 @@ from outsize.report.text.plan import held_of
 
 
 def lay_out(plan: Plan) -> Page:
-    parts: list[Part] = [_verdict(plan)]
-    parts += [_peaks(plan, number) for number in range(len(plan.budgets))]
-    if any(step.tile for step in plan.steps):
-        parts.append(Tiles(title="Tiles", steps=plan.steps))
-    if plan.read or plan.written:
-        parts.append(_traffic(plan))
-    if isinstance(plan, FitPlan) and plan.remedies:
-        parts.append(remedy_bars("Remedies in use", plan.remedies))
     worst = max(plan.steps, key=lambda step: step.peak(plan.pool), default=None)
-    if worst is not None and worst.parts:
-        rows = tuple(Bar(name=part.name, bytes=part.bytes, text=part.known) for part in worst.parts)
-        parts.append(Bars(title=f"Held at the peak, in '{worst.name}'", rows=rows, look=2))
-    notes = (
-        *(f"{number}: {note}" for number, step in enumerate(plan.steps, start=1) for note in step.notes),
-        *plan.notes,
+    held = () if worst is None else tuple(Bar(name=one.name, bytes=one.bytes, text=one.known) for one in worst.parts)
+    steps = (f"{number}: {note}" for number, step in enumerate(plan.steps, start=1) for note in step.notes)
+    parts: tuple[Part, ...] = (
+        _verdict(plan),
+        *(_peaks(plan, number) for number in range(len(plan.budgets))),
+        Tiles(title="Tiles", steps=plan.steps),
+        _traffic(plan),
+        remedy_bars("Remedies in use", plan.remedies if isinstance(plan, FitPlan) else ()),
+        Bars(title=f"Held at the peak, in '{'' if worst is None else worst.name}'", rows=held, look=2),
+        Sentences(title="Notes", lines=(*steps, *plan.notes)),
     )
-    if notes:
-        parts.append(Sentences(title="Notes", lines=notes))
-    return Page(title=plan.name, parts=tuple(parts))
+    return Page(title=plan.name, parts=parts)
 
 
 def _verdict(plan: Plan) -> Verdict:
@@ -70,5 +64,6 @@ def _traffic(plan: Plan) -> Grid:
             "-" if step.distance is None else f"{step.distance:.2f}x",
         )
         for number, step in enumerate(plan.steps, start=1)
+        if plan.read or plan.written
     ]  # fmt: skip
     return Grid("Traffic", ("step", "reads>", "writes>", "floor>", "distance>"), rows)

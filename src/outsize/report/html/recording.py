@@ -24,19 +24,14 @@ def lay_out(recording: Recording) -> Page:
         parts += [_allocator(recording, *which) for which in _allocators(recording)]
         parts += [_gpu(recording, index) for index in _gpus(recording)]
         parts.append(_peaks(recording))
-    phases = _phases(recording)
-    if phases:
-        columns = ("phase", "from>", "seconds>", "host at most>", "allocators at most>")
-        parts.append(Grid("Phases", columns, phases))
-    if recording.peak is not None and recording.peak.processes:
-        rows = tuple(
-            Bar(name=f"{one.name} ({one.pid})", bytes=one.anonymous + one.shared) for one in recording.peak.processes
-        )
-        parts.append(Bars(title="Processes at the peak", rows=rows, look=2))
-    if recording.notes:
-        parts.append(
-            Sentences(title="Notes", lines=tuple(f"{note.time:,.1f} s: {note.text}" for note in recording.notes))
-        )
+    columns = ("phase", "from>", "seconds>", "host at most>", "allocators at most>")
+    seen = () if recording.peak is None else recording.peak.processes
+    rows = tuple(Bar(name=f"{one.name} ({one.pid})", bytes=one.anonymous + one.shared) for one in seen)
+    notes = tuple(f"{note.time:,.1f} s: {note.text}" for note in recording.notes)
+    parts += [
+        Grid("Phases", columns, _phases(recording)), Bars(title="Processes at the peak", rows=rows, look=2),
+        Sentences(title="Notes", lines=notes),
+    ]  # fmt: skip
     name = " ".join(map(os.path.basename, recording.head.command[:3])) or "the machine"
     return Page(title=f"{name}, watched for {recording.seconds:,.1f} s", parts=tuple(parts))
 

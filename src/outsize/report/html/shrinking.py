@@ -7,6 +7,7 @@ from html import escape
 from outsize.core.outcomes.shrinking import Shrinking
 from outsize.core.units import format_bytes
 from outsize.report.html.page import Page
+from outsize.report.html.parts import Drawing, Grid, Sentences
 from outsize.report.text.shrinking import TITLES, cells_of, headline, points_of, span_of
 
 WIDE, HIGH = 420, 200
@@ -17,18 +18,12 @@ NAMES = {"·": "one candidate alone", "o": "a set", "+": "as it was", "X": "take
 
 
 def lay_out(plan: Shrinking) -> Page:
-    notes = "".join(f"<p>{escape(note)}</p>" for note in plan.notes)
-    picture = _svg(plan) if points_of(plan) else ""
-    return Page(title=headline(plan).plain, drawn=f"{picture}{_table(plan)}{notes}")
-
-
-def _table(plan: Shrinking) -> str:
-    titles = "".join(f"<th>{title}</th>" for title in TITLES)
-    rows = []
-    for one in plan.sets:
-        weight = ' style="font-weight:bold"' if one == plan.chosen else ""
-        rows.append(f"<tr{weight}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells_of(plan, one))}</tr>")
-    return f"<table><tr>{titles}</tr>{''.join(rows)}</table>"
+    rows = [(*cells_of(plan, one), "taken" if one == plan.chosen else "") for one in plan.sets]
+    parts = (
+        Drawing(_svg(plan) if points_of(plan) else ""), Grid("Sets", (*TITLES, ""), rows),
+        Sentences(title="Notes", lines=plan.notes),
+    )  # fmt: skip
+    return Page(title=headline(plan).plain, parts=parts)
 
 
 def _svg(plan: Shrinking) -> str:

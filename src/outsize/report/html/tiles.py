@@ -30,7 +30,7 @@ class Tiles:
             for number, step in enumerate(self.steps, start=1)
             if step.tile
         )
-        return f'<section class="tiles"><h2>{escape(self.title)}</h2><div class="row">{body}</div></section>'
+        return body and f'<section class="tiles"><h2>{escape(self.title)}</h2><div class="row">{body}</div></section>'
 
 
 def _told(step: Step) -> str:

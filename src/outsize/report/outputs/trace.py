@@ -19,7 +19,7 @@ from outsize.report.html.timeline import Timeline
 def to_trace(noun: Noun) -> str:
     """The noun's timelines as JSON text."""
     page = lay_out(noun)
-    timelines = [part for part in page.parts if isinstance(part, Timeline)] if page is not None else []
+    timelines = [part for part in page.parts if isinstance(part, Timeline) and part.times] if page is not None else []
     if page is None or not timelines:
         raise InputError(f"this {type(noun).__name__} has no timeline, so there is no trace of it")
     events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": page.title}}]

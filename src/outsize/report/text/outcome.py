@@ -52,8 +52,7 @@ def held(measured: int | None, projected: int | None, budget: int | None) -> str
 def steps_of(outcome: Outcome) -> Rows:
     """What each step took and moved."""
     rows = []
-    for number, step in enumerate(outcome.plan.steps):
-        seconds = outcome.step_seconds[number] if number < len(outcome.step_seconds) else 0.0
+    for step, seconds in zip(outcome.plan.steps, outcome.step_seconds, strict=False):
         moved = step.read + step.written
         rate = f"{format_bytes(int(moved / seconds))}/s" if seconds > 0 else "-"
         cells = (
