@@ -67,7 +67,6 @@ class Candidate:
     level: str
     """How far it goes, in a few words: `int8`, `rank 24`, `half of the heads`."""
     stage: Stage
-    """When it is applied."""
     touches: frozenset[str]
     """Names of all modules whose own parameters it changes. Two candidates of one stage that touch the same module exclude
     each other."""

@@ -20,7 +20,6 @@ class Shrunk:
     model: Any
     """A `torch.nn.Module` that takes and gives what the user's model does."""
     plan: Shrinking
-    """What was measured and what was taken."""
     difference: list[dict[str, Any]] | str
     """How the model differs from the user's, for files; or why that cannot be said."""
     call: tuple[tuple[Any, ...], dict[str, Any]] | None

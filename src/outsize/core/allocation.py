@@ -65,7 +65,6 @@ class Segment(Noun):
     """`small`, `large`, ..."""
     stream: int
     blocks: tuple[Block, ...]
-    """Its pieces in order of address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ class Card(Noun):
     """One kind of accelerator."""
 
     name: str
-    """What people call it."""
     total: int
     """Bytes the driver reports."""
     capability: tuple[int, int] | None = None

@@ -36,7 +36,6 @@ class Contents(Noun):
     available: int | None = None
     """Bytes of memory that can be had here now."""
     notes: tuple[str, ...] = ()
-    """What a user should know, a sentence each."""
 
     @property
     def bytes(self) -> int:

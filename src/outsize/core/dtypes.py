@@ -26,7 +26,6 @@ class DType(Noun):
     bits: int
     """Bits of one element as stored; packed types have fewer than 8."""
     kind: Literal["bool", "int", "uint", "float", "complex", "text", "bytes", "time", "struct"]
-    """Family of the type."""
 
     @property
     def itemsize(self) -> int | None:

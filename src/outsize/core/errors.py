@@ -50,11 +50,9 @@ class BudgetError(OutsizeError):
         self.needed = needed
         """Bytes the work would hold at its peak."""
         self.budget = budget
-        """Bytes that were allowed."""
         self.smallest = smallest
         """Smallest budget in bytes that works, None if none does."""
         self.culprit = culprit
-        """Name of the step that needs the most."""
         self.plan = plan
 
 
@@ -77,7 +75,6 @@ class StoreError(OutsizeError, OSError):
     def __init__(self, message: str, *, path: str | None = None) -> None:
         super().__init__(message)
         self.path = path
-        """The file or folder the error is about."""
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -18,11 +18,9 @@ class Started(Noun):
     index: int
     """Its number, from 0."""
     steps: int
-    """How many there are."""
     bytes: int
     """Bytes it will move, or how many of `unit` it will do; 0 if unknown."""
     unit: str = "bytes"
-    """What is counted."""
     done: int = 0
     """Bytes that an earlier, interrupted run has already moved."""
 

@@ -38,7 +38,6 @@ class Remedy(Noun):
     costs: str
     """What it costs in time, disk or accuracy."""
     exactness: Exactness
-    """What it does to results."""
     how: str
     """The exact line, setting or command."""
 
@@ -79,7 +78,6 @@ class Evidence(Noun):
     kind: Literal["message", "machine", "inferred"]
     """Said by the message, read off the machine now, or concluded from both."""
     text: str
-    """A sentence with its numbers."""
 
 
 class CauseName(enum.StrEnum):
@@ -134,7 +132,6 @@ class Cause(Noun):
 
     name: CauseName
     text: str
-    """One sentence for the user, with numbers."""
     certain: bool
     """True where the evidence decides; False for a candidate."""
     decide: str = ""
@@ -152,7 +149,6 @@ class Diagnosis(Noun):
     candidates: tuple[Cause, ...] = ()
     """Other causes that the evidence leaves open, likeliest first."""
     evidence: tuple[Evidence, ...] = ()
-    """Why."""
     remedies: tuple[Remedy, ...] = ()
     """What to do, most bytes first."""
     holders: tuple[Part, ...] = ()

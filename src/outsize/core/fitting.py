@@ -40,12 +40,10 @@ class FitPlan(Plan):
     cheaper: Neighbour | None = None
     """The next faster plan, which does not fit or was not needed."""
     smaller: Neighbour | None = None
-    """The next plan that holds less."""
     moved: int = 0
     """Bytes that go over the link in a step, both ways; 0 where the model is on the device."""
     seconds: float | None = None
     """Predicted seconds of a step, None where only the ratio to the plain step is known."""
     tokens: int = 0
-    """Tokens (or samples) of a step."""
     notes: tuple[str, ...] = ()
     """What was found in the model and the loss, and which remedies this rules out."""

@@ -169,7 +169,6 @@ class Footprint(Noun):
     name: str
     pool: Pool
     steps: int
-    """How many steps were traced."""
     peak_requested: Amount
     """Bytes asked for and not yet freed, at the highest moment."""
     peak_allocated: Amount
@@ -187,7 +186,6 @@ class Footprint(Noun):
     kinds: tuple[str, ...]
     """Names of the layers of the timeline."""
     timeline: tuple[Layers, ...]
-    """Memory over time in the traced steps."""
     peak_label: str
     """When the peak is: `step 2 backward`."""
     host: Amount | None = None
@@ -196,7 +194,6 @@ class Footprint(Noun):
     loading: Loading | None = None
     """What the DataLoader holds on the host, where one was given."""
     card: Card | None = None
-    """The card it was asked about."""
     capacity: int | None = None
     """Bytes that the step may reserve there."""
     fits: bool | None = None

@@ -31,7 +31,6 @@ class Limit(Noun):
     name: str
     """What it is, as a user would say it: `container`, `ulimit -v`, `memory fraction`."""
     bytes: int
-    """The most it allows."""
     used: int | None
     """How much of it is taken now, reclaimable cache not counted; None if unknown."""
     source: str
@@ -63,7 +62,6 @@ class PoolReading(Noun):
     name: str
     """What it is: `RAM`, `NVIDIA H200`, a path."""
     total: int | None
-    """Bytes that exist."""
     available: int | None
     """Bytes that can be had now, all limits applied."""
     limits: tuple[Limit, ...] = ()
@@ -71,9 +69,7 @@ class PoolReading(Noun):
     holders: tuple[Holder, ...] = ()
     """Who holds it, largest first; empty if unknown."""
     source: str = ""
-    """The source of the reading."""
     notes: tuple[str, ...] = ()
-    """What else a user should know, a sentence each."""
 
     @property
     def biting(self) -> Limit | None:
@@ -90,13 +86,11 @@ class Arena(Noun):
     """As it is written: `JAX`, `TensorFlow`, `PyTorch`."""
     pool: Pool
     in_use: int | None
-    """Bytes of live arrays."""
     peak: int | None = None
     """The most that was in use, None where nobody counts."""
     reserved: int | None = None
     """Bytes that it has taken, used or not; None where nobody counts."""
     limit: int | None = None
-    """Bytes that it may take."""
     source: str
     """The call that said so."""
     notes: tuple[str, ...] = ()
@@ -109,9 +103,7 @@ class Allowance(Noun):
 
     pool: Pool
     bytes: int
-    """Bytes that Outsize may use."""
     reason: str
-    """Why this number, as a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +111,7 @@ class Budget(Noun):
     """What Outsize may use, one number per pool."""
 
     allowances: tuple[Allowance, ...]
-    """One per pool that has a budget."""
     scratch: str
-    """Folder for scratch files."""
 
     def bytes_of(self, pool: Pool) -> int | None:
         """Budget of a pool in bytes, None where it has none."""
@@ -159,7 +149,6 @@ class Reading(Noun):
     """`/dev/shm`, None where there is none."""
     swap_total: int
     swap_free: int
-    """Bytes of swap not in use."""
     overcommit: Literal["heuristic", "always", "never"] | None
     """The kernel's policy. With `never` an allocation fails; with `always`, and mostly with `heuristic`, the process
     is killed later."""

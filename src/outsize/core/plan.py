@@ -18,7 +18,6 @@ class Peak(Noun):
 
     pool: Pool
     bytes: int
-    """The most it holds."""
     known: Known
 
 
@@ -46,11 +45,9 @@ class Step(Noun):
     """One pass over data, or one phase of a training step."""
 
     name: str
-    """What it does, in a few words."""
     peaks: tuple[Peak, ...]
     """Projected peak per pool while it runs."""
     parts: tuple[Part, ...] = ()
-    """What makes up the peak."""
     read: int = 0
     """Bytes it reads from disk."""
     written: int = 0
@@ -65,7 +62,6 @@ class Step(Noun):
     smallest: int | None = None
     """Smallest host budget in bytes with which this step could run, None if unknown."""
     notes: tuple[str, ...] = ()
-    """Choices worth knowing."""
     levels: tuple[Level, ...] = ()
     """Traffic and floor per level of the machine, where a device takes part."""
 
@@ -89,10 +85,8 @@ class Plan(Noun):
     """The steps in order, with what they will hold, read and write."""
 
     name: str
-    """What the whole does."""
     steps: tuple[Step, ...]
     budgets: tuple[Allowance, ...]
-    """What each pool may hold."""
     smallest: int | None
     """Smallest host budget in bytes that works, None if unknown."""
     smallest_device: int | None = None

@@ -22,7 +22,6 @@ class Simulation(Noun):
     """A plan on so many workers, on paper: estimates."""
 
     name: str
-    """What the whole does."""
     workers: int
     seconds: float
     """From the first task to the end of the last."""
@@ -30,9 +29,7 @@ class Simulation(Noun):
     peak: int
     """Most bytes that a worker holds."""
     read: int
-    """Bytes that the plan reads."""
     written: int
-    """Bytes that the plan writes."""
     moved: int
     """Bytes that tasks move through storage in all: partial results and what runs again too."""
     lost: int

@@ -26,7 +26,6 @@ class Place(Noun):
     known: Known
     """How `capacity` is known: exact for this machine now, estimate for a card."""
     reason: str = ""
-    """What sets the capacity."""
 
     @property
     def fits(self) -> bool | None:
@@ -41,7 +40,6 @@ class Alternative(Noun):
     name: str
     """The dtype, or `axis 1: 256 -> 128`."""
     bytes: int
-    """What it would be."""
     saves: int
     """Bytes less than now (negative where it is more)."""
 
@@ -56,7 +54,6 @@ class Sizing(Noun):
     parts: tuple[Part, ...]
     """What adds up to `bytes`: the data, gradients, optimizer state."""
     takes: tuple[Take, ...]
-    """What each allocator would really take."""
     places: tuple[Place, ...]
     dtypes: tuple[Alternative, ...]
     """The same shapes in other dtypes."""

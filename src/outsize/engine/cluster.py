@@ -18,11 +18,9 @@ class WorkerFacts:
     """One worker, as it was when the cluster was joined."""
 
     name: Worker
-    """What the engine calls it."""
     room: int
     """Bytes that a task may hold there: what its limits leave beside what it holds already."""
     reason: str
-    """Why this number."""
     cores: int
     """Processors that a task may use."""
 
@@ -32,13 +30,11 @@ class Cluster:
     """Workers, and what reaches them."""
 
     executor: Executor
-    """Starts tasks."""
     workers: tuple[WorkerFacts, ...]
     """Those that were there at first; others may join, and leave, while work runs."""
     spread: int
     """How many workers plans are made for."""
     cores: int
-    """How many processors of each."""
     scratch: str | None = None
     """A folder that all workers reach, for what passes leave to each other; None is beside the output."""
 

@@ -52,7 +52,6 @@ class Executor(abc.ABC):
     """An engine, as a run uses it. One task at a time is given to a worker, which then has all its memory for it."""
 
     name: str
-    """What a user calls it: an address."""
 
     @abc.abstractmethod
     def workers(self) -> list[Worker]:

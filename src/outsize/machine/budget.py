@@ -22,11 +22,8 @@ class Wishes:
 
     host: int | None = None
     device: int | None = None
-    """Bytes of each device's memory."""
     pinned: int | None = None
-    """Bytes of pinned RAM."""
     disk: int | None = None
-    """Bytes of scratch disk."""
     scratch: str | None = None
 
 

@@ -23,7 +23,6 @@ class DiskSpace:
     folder: str
     """Nearest folder that exists."""
     total: int
-    """Bytes of the file system."""
     free: int
     """Bytes this user may still write."""
     direct: bool | None

@@ -28,9 +28,7 @@ class Publication(Noun):
     """Seconds since the epoch."""
     allocators: tuple[AllocatorSample, ...] = ()
     findings: tuple[Finding, ...] = ()
-    """What grows in it and who keeps it."""
     notes: tuple[Note, ...] = ()
-    """What else it has to say."""
     step: int | None = None
     phase: str = ""
 

@@ -26,7 +26,6 @@ class Call:
     """One call of an operator."""
 
     name: str
-    """Name of the operator, without its overload."""
     values: Mapping[str, Any]
     """Arguments by their names in the schema, with the defaults."""
     tensors: tuple[Any, ...]

@@ -15,7 +15,6 @@ class LineLayer(Noun):
     name: str
     """The line, as `train.py:12 in step`, or what stands for several."""
     bytes: tuple[int, ...]
-    """Bytes in use at each moment."""
     stack: str = ""
     """The stack of its first allocation, innermost first, one frame a line; empty if none was recorded."""
 
@@ -37,7 +36,6 @@ class HeldBlock(Noun):
     """Bytes from the segment's start."""
     bytes: int
     used: int
-    """Bytes of it in use."""
     blocks: int
     """How many blocks in use this stands for; 0 if it is free."""
     line: str = ""
@@ -52,7 +50,6 @@ class HeldSegment(Noun):
     """`large`, `small`, `private`, with the stream where it is not the first."""
     bytes: int
     blocks: tuple[HeldBlock, ...]
-    """Its pieces in order of address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -65,7 +62,6 @@ class AllocatorHistory(Noun):
     unit: Literal["s", "event"]
     """What times are: seconds since the first event, or numbers of events where no clock ran."""
     times: tuple[float, ...]
-    """The moments, in order."""
     layers: tuple[LineLayer, ...]
     """Bytes by line, those that hold most at the peak first."""
     reserved_over_time: tuple[int, ...]

@@ -57,7 +57,6 @@ class Conversion(Noun):
     bytes_after: int
     precision: Precision
     budget: int
-    """Host budget in bytes it ran inside."""
     seconds: float
     notes: tuple[str, ...] = ()
     """What a user should know about these numbers, a sentence each."""

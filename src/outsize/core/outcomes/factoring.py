@@ -36,13 +36,10 @@ class Factoring(Noun):
     asked: float | None
     """The error that was asked for, None where a rank was."""
     bytes_before: int
-    """Bytes of the data as they were."""
     bytes_after: int
-    """Bytes of the factors."""
     spectra: tuple[Spectrum, ...] = ()
     """Singular values and cuts, where they are known."""
     notes: tuple[str, ...] = ()
-    """What a user should know, a sentence each."""
     seconds: float | None = None
     """How long it took, None where it was not measured."""
     read: int | None = None
@@ -50,9 +47,7 @@ class Factoring(Noun):
     projected: int | None = None
     """Host bytes that the plan said it would hold at most."""
     measured: int | None = None
-    """Host bytes that it held at most."""
     budget: int | None = None
-    """Host budget in bytes it ran inside."""
     source: str | None = None
     target: str | None = None
 

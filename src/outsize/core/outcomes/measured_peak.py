@@ -22,7 +22,6 @@ class MeasuredPeak(Noun):
     """Bytes that were held when it began; not counted."""
     known: Known
     how: str
-    """How it was measured, one sentence."""
     budget: int | None = None
     """What it may hold; None where nothing was said."""
     seen: int = 0

@@ -23,6 +23,5 @@ class ProgramRun(Noun):
     """The most bytes of RAM that one of its processes held, file pages included: the kernel's own count, exact."""
     processes: int
     timeline: tuple[Moment, ...] = ()
-    """Bytes of all its processes over time."""
     lines: tuple[Part, ...] = ()
     """Lines of code at which its memory grew most, the largest first."""

@@ -28,7 +28,6 @@ class ProcessSample(Noun):
     files: int = 0
     """Bytes of file pages that it maps."""
     swap: int = 0
-    """Bytes of it that are in swap."""
     uss: int | None = None
     """Bytes that would be free if it ended; None where it was not read this time."""
 
@@ -59,7 +58,6 @@ class HostSample(Noun):
     limit: int | None = None
     """The limit that is reached first: the container's, a `ulimit`, or RAM itself."""
     limit_name: str = "RAM"
-    """What sets the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +67,6 @@ class GpuSample(Noun):
     index: int
     """Number, as CUDA counts them for this process."""
     name: str
-    """What it is: `NVIDIA H200`."""
     used: int | None
     """Bytes taken, by whomever."""
     free: int | None
@@ -115,7 +112,6 @@ class Sample(Noun):
     processes: tuple[ProcessSample, ...] = ()
     """The largest processes of the tree, the largest first."""
     process_count: int = 0
-    """How many processes the tree has."""
     step: int | None = None
     """Steps that the program had done by then; None where no steps are known."""
     phase: str = ""
@@ -201,11 +197,9 @@ class Recording(Noun):
     head: Head
     samples: tuple[Sample, ...] = ()
     marks: tuple[Mark, ...] = ()
-    """Named moments, in order of time."""
     findings: tuple[Finding, ...] = ()
     """What grows and who keeps it; the newest finding of each culprit."""
     notes: tuple[Note, ...] = ()
-    """What else there is to say."""
     complete: bool = True
     """False where the end was cut off: a full disk, a kill."""
 

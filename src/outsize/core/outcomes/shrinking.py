@@ -15,7 +15,6 @@ class ShrinkCandidate(Noun):
 
     method: str
     site: str
-    """Name of the layer or block."""
     level: str
     """How far it goes."""
     bytes: int
@@ -63,7 +62,6 @@ class Shrinking(Noun):
     of: str = "weights"
     """What is counted: `weights` (parameters and buffers) or `training` (those, gradients and optimizer state)."""
     target: int
-    """Bytes that were asked for."""
     loss: float
     """Measured as it was."""
     within: float
@@ -73,7 +71,6 @@ class Shrinking(Noun):
     batches: int
     """Batches of the user's data that were measured on."""
     candidates: tuple[ShrinkCandidate, ...]
-    """Everything that was measured alone."""
     sets: tuple[ShrinkSet, ...]
     """Each method alone and their mixtures, as near to the asked size as each comes; lowest loss first."""
     chosen: ShrinkSet | None
@@ -83,9 +80,7 @@ class Shrinking(Noun):
     peak: int | None = None
     """Projected peak of a step on the asked card, after; None where no card was asked for."""
     card: str | None = None
-    """The card that was asked for."""
     notes: tuple[str, ...] = ()
-    """What a user should know, a sentence each."""
 
     said_twice: ClassVar[tuple[str, ...]] = ("cheapest",)
 

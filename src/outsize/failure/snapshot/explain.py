@@ -118,13 +118,11 @@ class Answer(NamedTuple):
     """What a setting would have made of the recorded requests."""
 
     peak: int
-    """Most bytes the allocator would have held."""
     instead: int
     """Most bytes it would have held as it was, had there been no end."""
     fits: bool
     """True where the failed request would have been served."""
     known: Known
-    """How that is known."""
 
 
 def replay_settings(snapshot: Mapping[str, Any], state: DeviceState) -> dict[str, Answer]:

@@ -33,11 +33,8 @@ class _Change(NamedTuple):
     line: int
     """Number of the line; -1 for what was alive before the history."""
     bytes: int
-    """Change of the bytes in use."""
     reserved: int
-    """Change of the bytes held from the system."""
     blocks: int
-    """Change of the number of blocks."""
 
 
 class _Lines:

@@ -24,7 +24,6 @@ class OutOfMemoryEntry(Noun):
     free: int | None
     """Bytes the driver said were free."""
     line: str
-    """Where it was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +31,13 @@ class DeviceState(Noun):
     """One device of a snapshot."""
 
     device: int
-    """Its number."""
     segments: int
     """Pieces of memory got from the driver."""
     reserved: int
-    """Their bytes."""
     allocated: int
-    """Bytes of blocks in use."""
     unused: int
     """Bytes of free blocks in the common pools."""
     largest_unused: int
-    """The largest such block."""
     unused_blocks: int
     """How many there are."""
     private: int

@@ -21,7 +21,6 @@ class MemoryMap:
 
     title: str
     rows: tuple[HeldSegment, ...]
-    """Segments, the longest first."""
     left_out: int = 0
     """Segments that are not drawn."""
     left_out_bytes: int = 0

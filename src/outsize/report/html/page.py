@@ -29,7 +29,6 @@ class Page:
 
     title: str
     parts: tuple[Part, ...] = ()
-    """From top to bottom."""
 
     def body(self, small: bool) -> str:
         return "\n".join(part.html(small) for part in self.parts)

@@ -27,11 +27,8 @@ class Verdict:
     word: str
     """`fits`, `cause: fragmentation`."""
     tone: Tone
-    """How it is meant."""
     text: str
-    """The sentence with its numbers."""
     more: tuple[str, ...] = ()
-    """Further sentences."""
 
     def html(self, small: bool) -> str:
         """A line and paragraphs."""
@@ -61,7 +58,6 @@ class Grid:
     columns: tuple[str, ...]
     """Titles of the columns; one that ends in `>` holds numbers and is set to the right, one that ends in `#` holds code."""
     rows: Sequence[Sequence[str]]
-    """Cells, as text."""
 
     def html(self, small: bool) -> str:
         """A table; in a notebook its first rows."""
@@ -92,11 +88,9 @@ class Bar:
     """One row of bars."""
 
     name: str
-    """What it is."""
     bytes: int | None
     """How long it is; None where that is not known."""
     text: str = ""
-    """More about it, beside the name."""
     code: str = ""
     """A line, setting or command to copy."""
 
@@ -107,11 +101,9 @@ class Bars:
 
     title: str
     rows: tuple[Bar, ...]
-    """In the order in which they are shown."""
     limit: int | None = None
     """A line that should not be passed, such as a budget."""
     look: int = 0
-    """Which layer's colour."""
 
     def html(self, small: bool) -> str:
         """One line a bar: bytes, bar, name."""

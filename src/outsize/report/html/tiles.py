@@ -21,7 +21,6 @@ class Tiles:
 
     title: str
     steps: tuple[Step, ...]
-    """The passes, in order."""
 
     def html(self, small: bool) -> str:
         """A picture a pass, side by side."""

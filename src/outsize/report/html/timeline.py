@@ -29,7 +29,6 @@ class Layer:
     """One layer of a timeline."""
 
     name: str
-    """What holds the bytes."""
     values: Sequence[int]
     detail: str = ""
     """More about it, several lines: a stack, say."""
@@ -43,7 +42,6 @@ class Timeline:
     times: Sequence[float]
     """Seconds, or numbers of events, rising."""
     unit: Literal["s", "event"]
-    """What times are."""
     layers: tuple[Layer, ...]
     """From the bottom up."""
     outline: Layer | None = None
@@ -55,9 +53,7 @@ class Timeline:
     limit: int | None = None
     """Bytes that should not be passed."""
     limit_name: str = "limit"
-    """What sets it."""
     marks: tuple[tuple[float, str], ...] = ()
-    """Named moments."""
 
     def html(self, small: bool) -> str:
         """The picture with its legend; on a page the numbers too."""
