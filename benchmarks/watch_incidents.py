@@ -2,9 +2,9 @@
 
     python benchmarks/watch_incidents.py [growing] [troubles]
 
-`growing`: three programs that grow (a line, steps, a line with peaks) run under `outsize watch --record` in a control
-group of 300 MiB until the kernel kills them. Each "full in" that was said is compared with the time that was really left;
-the recording on disk must name the culprit. `troubles`: a tree of a thousand processes, a process that ends in the
+`growing`: programs that grow run under `outsize watch --record` in a control group of 300 MiB until the kernel kills them.
+The middle of each "full in" that a line said, to the very end, is compared with the time that was really left; the recording on
+disk must name the culprit. `troubles`: a tree of a thousand processes, a process that ends in the
 middle, a full disk (a small tmpfs), a process of another user. Needs root."""
 
 from __future__ import annotations
@@ -61,6 +61,69 @@ def work():
 while True:
     work()
 """,
+    "a saw on a rising floor": """
+import time
+kept, batch = [], []
+def work(number):
+    batch.append(bytearray(1_500_000))
+    if number % 20 == 0:
+        batch.clear()
+        kept.append(bytearray(9_000_000))  # LEAK
+for number in range(10**6):
+    work(number)
+    time.sleep(0.05)
+""",
+    "faster and faster": """
+import time
+kept = []
+def work(number):
+    kept.append(bytearray(2500 * number))  # LEAK
+for number in range(10**6):
+    work(number)
+    time.sleep(0.05)
+""",
+    "slower and slower": """
+import time
+kept = []
+def work(number):
+    kept.append(bytearray(int(9_000_000 / (number + 4) ** 0.5)))  # LEAK
+for number in range(10**6):
+    work(number)
+    time.sleep(0.05)
+""",
+    "an array appended by copies": """
+import time
+kept = bytearray()
+def work():
+    global kept
+    kept = kept + bytes(400_000)  # LEAK
+while True:
+    work()
+    time.sleep(0.05)
+""",
+    "epochs with rests": """
+import time
+seen = {}
+def train(number):
+    seen[number] = bytearray(900_000)  # LEAK
+number = 0
+while True:
+    for _ in range(20):
+        number += 1
+        train(number)
+        time.sleep(0.05)
+    time.sleep(0.8)
+""",
+    "uneven steps": """
+import random, time
+rng = random.Random(4)
+kept = []
+def work():
+    kept.append(bytearray(rng.randrange(18 << 20)))  # LEAK
+while True:
+    work()
+    time.sleep(rng.expovariate(1.2))
+""",
 }
 
 
@@ -69,28 +132,39 @@ def grow(name: str, code: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "grow.py").write_text(code.strip() + "\n")
         command = [sys.executable, "-m", "outsize", "watch", "--every", "1s", "--record", "run.watch", "--", "grow.py"]
-        outcome = cgroup.run(command, LIMIT, 240, cwd=folder, env=dict(os.environ))
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+        outcome = cgroup.run(command, LIMIT, 240, cwd=folder, env=environment)
         recording = load(f"{folder}/run.watch")
     end = recording.samples[-1].time
-    said = re.findall(r"^ *([0-9.]+) s [^\n]*?full in ~?([0-9.]+) (s|min)", outcome.stderr, re.MULTILINE)
+    said = re.findall(
+        r"^ *([0-9.]+) s  held[^:]*?full in ([0-9.]+) (?:to ([0-9.]+) )?(s|min)", outcome.stderr, re.MULTILINE
+    )
     scale = {"s": 1.0, "min": 60.0}
-    errors = [
-        abs(float(left) * scale[unit] - (end - float(at))) / (end - float(at))
-        for at, left, unit in said
-        if 0.25 * end <= float(at) <= 0.85 * end
+    told = [
+        (float(at), (float(low) + float(high or low)) / 2 * scale[unit], end - float(at), high)
+        for at, low, high, unit in said
+        if float(at) < end
     ]
+    errors = [abs(middle - left) / left for _, middle, left, _ in told]
     if "-v" in sys.argv:
-        print([(float(at), round(float(left) * scale[unit]), round(end - float(at))) for at, left, unit in said])
-    warned = next((note.time for note in recording.notes if "is full in" in note.text), None)
+        print([(at, round(middle, 1), round(left, 1)) for at, middle, left, _ in told])
+    warned = next((note.time for note in recording.notes if "full in" in note.text), None)
     culprit = recording.findings[0] if recording.findings else None
     found = f"{culprit.name} {culprit.where}, {end - culprit.time:.0f} s before the end" if culprit else "nobody"
     typical = f"{statistics.median(errors):.0%}, worst {max(errors):.0%}" if errors else "-"
+    within = f"{sum(error <= 0.2 for error in errors)} of {len(errors)}"
+    first = f"{told[0][2]:.0f} s before the end" if told else "never"
     before = f"{end - warned:.0f} s before the end" if warned is not None else "never"
-    print(
-        f"| {name} | {'killed' if outcome.killed else outcome.status} after {end:.0f} s | {len(errors)} | {typical} | {before} | "
-        f"{found} (marked {line}) |",
-        flush=True,
+    cells = (
+        name,
+        f"{'killed' if outcome.killed else outcome.status} after {end:.0f} s",
+        within,
+        typical,
+        first,
+        before,
+        f"{found} (marked {line})",
     )
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def troubles() -> None:
@@ -143,7 +217,8 @@ if __name__ == "__main__":
     print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}\n")
     if "growing" in chosen:
         print(
-            "| program | end | said so often | error, median | warned | culprit in the recording |\n|---|---|---|---|---|---|"
+            "| program | end | within 20 % | error, median | first said | warned | culprit in the recording |\n"
+            "|---|---|---|---|---|---|---|"
         )
         for name, code in GROWING.items():
             grow(name, code)

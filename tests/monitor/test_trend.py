@@ -1,4 +1,4 @@
-"""Which series count as growth, and when a limit is reached."""
+"""Which series count as growth."""
 
 import random
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outsize.core.outcomes.rates import median_slope, seconds_until
+from outsize.core.outcomes.rates import median_slope
 from outsize.monitor.trend import FEWEST, LEAST, Point, find_trend, still_grows
 
 KiB = 1024
@@ -65,40 +65,6 @@ def test_too_few_points_and_too_few_bytes_say_nothing():
     assert find_trend(series(10**8 + step * LEAST // 1000 for step in range(400))) is None
 
 
-SHAPES = {
-    "a line": lambda time, rng: 50 * MiB * time,
-    "steps": lambda time, rng: 150 * MiB * (time // 3),
-    "a line with noise": lambda time, rng: 50 * MiB * time + rng.random() * 60 * MiB,
-    "a saw": lambda time, rng: 50 * MiB * time + (time % 0.7) * 80 * MiB,
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_time_to_the_limit_is_within_a_fifth(shape):
-    rng, limit = noise(3), 6000 * MiB
-    held = [(time / 10, int(SHAPES[shape](time / 10, rng))) for time in range(600)]
-    said = seconds_until(limit, held)
-    assert said == pytest.approx(60, rel=0.2)
-
-
-@pytest.mark.parametrize("held", [[], [(0.0, 5)] * 3, [(time / 10, 10**9) for time in range(100)]])
-def test_what_does_not_grow_is_never_full(held):
-    assert seconds_until(10**10, held) is None
-
-
-def test_a_program_that_only_breathes_is_never_full():
-    rng = noise(1)
-    assert seconds_until(10**10, [(time / 10, int(10**9 + rng.random() * 10**8)) for time in range(300)]) is None
-
-
 def test_an_outlier_does_not_move_the_rate():
     points = [(float(number), float(number)) for number in range(30)] + [(30.0, 1e9)]
     assert median_slope(points) == pytest.approx(1.0)
-
-
-def test_what_grows_in_steps_is_full_half_a_step_too_early_or_too_late_at_most() -> None:
-    step = 20 << 20
-    held = [(at / 4, at // 20 * step) for at in range(241)]  # a step every five seconds, for a minute
-    for limit in range(400 << 20, 420 << 20, 1 << 20):
-        left = seconds_until(limit, held)
-        assert left is not None and abs(60.0 + left - -(-limit // step) * 5.0) <= 3.0

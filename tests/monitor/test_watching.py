@@ -15,10 +15,11 @@ import pytest
 
 import outsize
 from outsize.core.errors import InputError
-from outsize.core.outcomes.recording import Finding, Mark, Sample
+from outsize.core.outcomes.recording import Finding, GpuSample, HostSample, Mark, Sample
 from outsize.core.outcomes.watch_stream import newest
 from outsize.monitor import publication
 from outsize.monitor.allocators import device_meters, read_allocators, read_malloc, read_small
+from outsize.monitor.history import History
 from outsize.monitor.leaks import inspection
 from outsize.monitor.leaks.census import GRAPH_NODES, Census, find_largest_graph
 from outsize.monitor.leaks.device_history import DeviceHistory
@@ -466,7 +467,18 @@ def test_what_grows_most_comes_first_and_what_has_no_line_last():
     assert newest([unknown, slow, fast]) == (fast, slow, unknown)
 
 
-def test_a_finding_says_when_the_limit_is_reached():
+def test_a_finding_says_when_the_limit_is_reached(monkeypatch):
+    def sample(second):
+        host = HostSample(rss=0, anonymous=second * 2**20, shared=0, used=second * 2**20, limit=100 * 2**20)
+        card = GpuSample(index=1, name="a card", used=second * 2**20, free=0, total=120 * 2**20)
+        return Sample(time=float(second), host=host, gpus=(card,))
+
+    history = History()
+    history.samples = [sample(second) for second in range(61)]
+    assert history.full_in("host") == pytest.approx(40, abs=3)
+    assert history.full_in("cuda:1") == pytest.approx(60, abs=4)
+    assert history.full_in("cuda:0") is None and history.full_in("all") is None
+    monkeypatch.setattr(History, "full_in", lambda self, device: {"host": 60.0}[device])
     with outsize.watch() as w:
         w._found(Finding(kind="list", device="host", text="t", advice="a", per_second=1e6))
-        assert w.leaks()[0].full_in > 0
+        assert w.leaks()[0].full_in == 60.0

@@ -7,6 +7,7 @@ Text with a small number and no unit is refused: `--budget 16` was never meant t
 
 from __future__ import annotations
 
+import math
 import re
 from numbers import Integral
 
@@ -21,6 +22,8 @@ _UNITS = _DECIMAL | _BINARY | _LETTERS | {"": 1, "byte": 1, "bytes": 1}
 _TEXT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE)
 _LEAST = 2**16
 """Text without a unit is a number of bytes from here on."""
+_TIMES = (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172800), ("days", 86400, 0))
+"""Unit, its seconds, and the seconds up to which it is used."""
 _PRINTED = (("PiB", 2**50), ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
@@ -66,6 +69,15 @@ def format_seconds(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.1f} min"
     return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.0f} days"
+
+
+def format_span(earliest: float, latest: float) -> str:
+    """40.2, 49.7 -> `'40 to 50 s'`, 310.0, 420.0 -> `'5.1 to 7.0 min'`: outwards, in the unit of the later one."""
+    unit, scale = next(row for row in _TIMES if latest < row[2] or row is _TIMES[-1])[:2]
+    digits = 0 if latest / scale >= 10 else 1
+    low = math.floor(earliest / scale * 10**digits) / 10**digits
+    high = math.ceil(latest / scale * 10**digits) / 10**digits
+    return f"{low:.{digits}f} to {high:.{digits}f} {unit}" if low < high else f"{low:.{digits}f} {unit}"
 
 
 def parse_seconds(text: str) -> float:

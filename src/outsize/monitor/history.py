@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outsize.core.noun import Noun
+from outsize.core.outcomes.outlook import gpu_outlook, host_outlook
 from outsize.core.outcomes.rates import held_bytes
 from outsize.core.outcomes.recording import HOST_DEVICE, Finding, Head, Mark, Note, Recording, Sample
 from outsize.core.outcomes.watch_stream import newest
@@ -63,16 +64,14 @@ class History:
             complete=complete,
         )
 
-    def full_in(self, finding: Finding) -> float | None:
-        """Seconds until the limit is reached at the rate of a finding."""
-        if not self.samples or not finding.per_second or finding.per_second <= 0:
-            return None
-        last = self.samples[-1]
-        left = last.host.limit - last.host.used if last.host.limit is not None and last.host.used is not None else None
-        if finding.device != HOST_DEVICE:
-            card = finding.device.rpartition(":")[2]
-            left = next((gpu.free for gpu in last.gpus if str(gpu.index) == card), None)
-        return None if left is None else max(0.0, left / finding.per_second)
+    def full_in(self, device: str) -> float | None:
+        """Seconds until the limit of a device is reached, None where that is not known."""
+        card = device.rpartition(":")[2]
+        if device == HOST_DEVICE:
+            outlook = host_outlook(self.samples)
+        else:
+            outlook = gpu_outlook(self.samples, int(card)) if card.isdigit() else None
+        return outlook.middle if outlook is not None and outlook.is_known else None
 
 
 def _new_objects(sample: Sample, before: Sample | None) -> int:

@@ -2,7 +2,7 @@
 
 Processes that watch themselves (`outsize.watch()`, or started by us) publish their allocators and findings; these are
 merged in. Where the limit comes near at the present rate, a note says so once, and again each time the time left has
-halved.
+halved. Where memory rises too unevenly to say when, it says when that may be.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outsize.core.errors import InputError
-from outsize.core.outcomes.rates import host_full_in
+from outsize.core.outcomes.outlook import host_outlook
 from outsize.core.outcomes.recording import AllocatorSample, Finding, Head, Mark, Note, Recording, Sample
-from outsize.core.units import format_seconds
+from outsize.core.units import format_span
 from outsize.machine import memory
 from outsize.monitor.history import History
 from outsize.monitor.pace import Paced, Pause
@@ -30,7 +30,10 @@ _SOON = 600.0
 
 
 _START, _NOW = 10.0, 60.0
-"""In its first seconds a program loads itself, and fast: then only a limit that is seconds away is spoken of."""
+"""In its first seconds a program loads itself, and fast: then only a limit that is seconds away is spoken of. So it is where
+nobody knows when it is reached."""
+_FAR_AGAIN = 8
+"""Where so many times the time of the next warning is left, the danger is over, and warnings begin anew."""
 
 
 class Outside:
@@ -56,7 +59,7 @@ class Outside:
         self._said: set[Finding | str] = set()
         self._open: dict[int, tuple[Finding, ...]] = {}
         self._soon, self._slow = _SOON, False
-        self._outlook = Paced(lambda: host_full_in(self.history.samples), every=1.0, share=0.001)
+        self._outlook = Paced(lambda: host_outlook(self.history.samples), every=1.0, share=0.001)
 
     @property
     def pause(self) -> float:
@@ -131,14 +134,23 @@ class Outside:
         return items
 
     def _warn(self) -> list[Item]:
-        left = self._outlook(time.monotonic())
-        if left is None or left >= self._soon or (left > _NOW and self.history.samples[-1].time < _START):
+        outlook = self._outlook(time.monotonic())
+        if outlook is None:
+            return []
+        left, last = outlook.middle, self.history.samples[-1]
+        self._soon = _SOON if left > _FAR_AGAIN * self._soon else self._soon
+        nearest = _NOW if last.time < _START or not outlook.is_known else self._soon
+        if left >= min(self._soon, nearest) or (not outlook.is_known and left > last.time / 2):
             return []
         self._soon = left / 2
-        host = self.history.samples[-1].host
+        host = last.host
         culprits = [finding.text for one in self._published.values() for finding in one.findings]
         who = f"; {culprits[0]}" if culprits else ""
-        text = f"{host.limit_name} is full in {format_seconds(left)} at this rate{who}"
+        span = format_span(outlook.earliest, outlook.latest)
+        when = (
+            f"is full in {span} at this rate" if outlook.is_known else f"may be full in {span}: memory rises unevenly"
+        )
+        text = f"{host.limit_name} {when}{who}"
         return self._note(text)
 
     def _is_new(self, finding: Finding) -> bool:

@@ -275,7 +275,7 @@ class Watch:
         self._mark_step()
 
     def _found(self, finding: Finding) -> None:
-        self._take(replace(finding, time=self._now(), full_in=self._history.full_in(finding)))
+        self._take(replace(finding, time=self._now(), full_in=self._history.full_in(finding.device)))
         if self._publishes:
             self._publish_now()
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from outsize.core.outcomes.rates import counted_twice, gpu_full_in, held_bytes, host_full_in
+from outsize.core.outcomes.outlook import Outlook, gpu_outlook, host_outlook
+from outsize.core.outcomes.rates import counted_twice, held_bytes
 from outsize.core.outcomes.recording import (
     AllocatorSample,
     Finding,
@@ -24,7 +25,7 @@ from outsize.core.outcomes.recording import (
     Recording,
     Sample,
 )
-from outsize.core.units import format_bytes, format_seconds
+from outsize.core.units import format_bytes, format_seconds, format_span
 from outsize.report.text.layout import ByWidth, draw_share, fold
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
@@ -55,12 +56,10 @@ def draw_line(recording: Recording, columns: int) -> str:
     """The last sample as one plain line, or as several where the columns are few."""
     sample = recording.samples[-1]
     host = sample.host
-    left = host_full_in(recording.samples)
+    left = _full_words(host_outlook(recording.samples))
     most = "at most " if counted_twice(sample) else ""
     words = [f"{sample.time:8.1f} s", f"held {most}{format_bytes(held_bytes(sample)):>11}"]
-    words += (
-        [_limit_words(host)] if left is None else [_limit_words(host, share=False), f"full in ~{format_seconds(left)}"]
-    )
+    words += [_limit_words(host, share=not left), *left]
     words += [f"GPU {gpu.index} {format_bytes(gpu.used)} of {format_bytes(gpu.total)}" for gpu in sample.gpus]
     words += [f"step {sample.step}"] if sample.step is not None else []
     return fold(words, columns, "  ").plain
@@ -126,16 +125,18 @@ def _parts(recording: Recording, sample: Sample, columns: int, sort: str = "RAM"
 
 def _limit(recording: Recording, host: HostSample, columns: int) -> Text:
     used = Text.assemble(_bar(host.used, host.limit), " ", _limit_words(host))
-    return fold([used, *_full_words(host_full_in(recording.samples))], columns, "   ")
+    return fold([used, *_rate_words(host_outlook(recording.samples))], columns, "   ")
 
 
-def _full_words(left: float | None) -> list[Text]:
-    """When it is full at the present rate, where that is within a day."""
-    return (
-        [Text(f"full in {format_seconds(left)} at this rate", style="bold red")]
-        if left is not None and left < 86400
-        else []
-    )
+def _full_words(outlook: Outlook | None) -> list[str]:
+    """When it is full, where that is known and within a day."""
+    if outlook is None or not outlook.is_known or outlook.latest >= 86400:
+        return []
+    return [f"full in {format_span(outlook.earliest, outlook.latest)}"]
+
+
+def _rate_words(outlook: Outlook | None) -> list[Text]:
+    return [Text(f"{words} at this rate", style="bold red") for words in _full_words(outlook)]
 
 
 def _limit_words(host: HostSample, share: bool = True) -> str:
@@ -185,7 +186,7 @@ def _gpu(recording: Recording, gpu: GpuSample, columns: int) -> Iterator[Text]:
     used = f" {format_bytes(gpu.used)} of {format_bytes(gpu.total)}"
     words = [Text.assemble((f"GPU {gpu.index} {gpu.name} ", "bold"), _bar(gpu.used, gpu.total), used)]
     words += [Text(f"{gpu.utilisation:.0%} busy")] if gpu.utilisation is not None else []
-    yield fold([*words, *_full_words(gpu_full_in(recording.samples, gpu.index))], columns, "   ")
+    yield fold([*words, *_rate_words(gpu_outlook(recording.samples, gpu.index))], columns, "   ")
     for holder in gpu.holders[:4]:
         yield Text(f"    pid {holder.pid} {holder.name or '-'}   {format_bytes(holder.bytes)}")
 
