@@ -130,7 +130,7 @@ class TorchKernels(Kernels):
         plain = _PLAIN.get(name)
         if plain is None or char not in plain[1]:
             return None
-        return functools.partial(_call, plain[0])
+        return lambda out, *args: plain[0](*args, out=out)
 
     def scalar(self, value: Any, dtype: np.dtype[Any]) -> Any:
         return torch.tensor(np.asarray(value).astype(dtype).item(), dtype=_DTYPES[dtype.char])
@@ -177,10 +177,6 @@ class TorchKernels(Kernels):
 
     def turn(self, value: Any, order: tuple[int, ...]) -> Any:
         return value.permute(order)
-
-
-def _call(function: Any, out: Any, *args: Any) -> None:
-    function(*args, out=out)
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> Any:

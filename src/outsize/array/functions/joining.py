@@ -27,13 +27,9 @@ def copy(x: Any, order: str = "K", subok: bool = False) -> Array:
 
 def ravel(x: Any, order: str = "C") -> Array:
     """All elements in one axis."""
-    _check_order(order)
-    return reshape(asarray(x), (-1,))
-
-
-def _check_order(order: str) -> None:
     if order not in ("C", "K", "A"):
         raise InputError(f"elements are in C order, not {order!r}: transpose the array first")
+    return reshape(asarray(x), (-1,))
 
 
 def append(x: Any, values: Any, axis: int | None = None) -> Array:

@@ -16,7 +16,7 @@ import numpy as np
 from outsize.array.graph.fold import fold, load
 from outsize.array.graph.frame import phantom
 from outsize.array.graph.node import Memory, Node
-from outsize.array.kernels.accumulators import FINISH, KINDS, make_accumulator
+from outsize.array.kernels.accumulators import KINDS, finish, make_accumulator
 from outsize.array.kernels.blas import NOTHING, Packing
 from outsize.array.kernels.ranks import Rule
 from outsize.array.store.base import Block, Region, region_shape
@@ -76,7 +76,7 @@ class Reduce(Barrier):
         frame.reserve(fold(child, wide, [(accumulator, partial, ())], frame) + 2 * result.size * 16 + 4096)
         if not frame.dry:
             count = math.prod(child.shape[axis] for axis in self.axes)
-            FINISH[self.name](partial, count, self.ddof, result)
+            finish(self.name, partial, count, self.ddof, result)
         frame.release(mark)
         return result
 

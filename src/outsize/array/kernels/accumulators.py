@@ -147,7 +147,7 @@ def fold_whole(name: str, value: Block, axes: tuple[int, ...], working: np.dtype
         return False
     dtype = _folded_in(kind, value, _is_long(value, axes), working)
     state: Any = _FOLDS[kind][0].reduce(value, axis=axes, dtype=dtype, keepdims=True)
-    FINISH[name]([state], math.prod(value.shape[axis] for axis in axes), 0, out)
+    finish(name, [state], math.prod(value.shape[axis] for axis in axes), 0, out)
     return True
 
 
@@ -351,36 +351,26 @@ class ArgExtreme(Accumulator):
         np.copyto(where, there, where=wins)
 
 
-def _finish_moments(power: float) -> Callable[[States, int, float, Block], None]:
-    def finish(states: States, count: int, ddof: float, out: Block) -> None:
-        with np.errstate(all="ignore"):
-            squares = states[2] / np.maximum(np.asarray(count - ddof, states[2].dtype), 0)
-            np.copyto(out, np.sqrt(squares) if power == 0.5 else squares, casting="unsafe")
-
-    return finish
+def _mean(states: States, count: int, ddof: float) -> Any:
+    return states[1] if len(states) == 3 else states[0] / np.asarray(count, np.float64)
 
 
-def _finish_mean(states: States, count: int, ddof: float, out: Block) -> None:
-    with np.errstate(all="ignore"):
-        value = states[1] if len(states) == 3 else states[0] / np.asarray(count, np.float64)
-        np.copyto(out, value, casting="unsafe")
+def _variance(states: States, count: int, ddof: float) -> Any:
+    return states[2] / np.maximum(np.asarray(count - ddof, states[2].dtype), 0)
 
 
-def _finish_plain(states: States, count: int, ddof: float, out: Block) -> None:
-    with np.errstate(all="ignore"):
-        np.copyto(out, states[0], casting="unsafe")
-
-
-def _finish_index(states: States, count: int, ddof: float, out: Block) -> None:
-    np.copyto(out, states[1], casting="unsafe")
-
-
-FINISH: dict[str, Callable[[States, int, float, Block], None]] = {
-    "mean": _finish_mean, "var": _finish_moments(1), "std": _finish_moments(0.5), "argmin": _finish_index,
-    "argmax": _finish_index,
-    **dict.fromkeys(("sum", "prod", "min", "max", "any", "all"), _finish_plain),
+FINISH: dict[str, Callable[[States, int, float], Any]] = {
+    "mean": _mean, "var": _variance, "std": lambda states, count, ddof: np.sqrt(_variance(states, count, ddof)),
+    **dict.fromkeys(("argmin", "argmax"), lambda states, count, ddof: states[1]),
+    **dict.fromkeys(("sum", "prod", "min", "max", "any", "all"), lambda states, count, ddof: states[0]),
 }  # fmt: skip
-"""Reduction -> finish(states, count, ddof, out)."""
+"""Reduction -> its values, of (states, count, ddof)."""
+
+
+def finish(name: str, states: States, count: int, ddof: float, out: Block) -> None:
+    """The result of a reduction."""
+    with np.errstate(all="ignore"):
+        np.copyto(out, FINISH[name](states, count, ddof), casting="unsafe")
 
 
 def make_accumulator(

@@ -7,6 +7,7 @@ both writes it and knows what that cost. Work is done in slices that stay in the
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Iterator
@@ -193,7 +194,8 @@ class MeasuredStore(SeenStore):
         self._bfloat16 = bfloat16
 
     def __reduce__(self) -> Any:
-        return _see, (self.inner, self.dtype, self._bfloat16)  # in another process it measures for itself
+        again = functools.partial(MeasuredStore, bfloat16=self._bfloat16)
+        return again, (self.inner, self.dtype)  # in another process it measures for itself
 
     def _beside(self, region: Region) -> int:
         return round_up(self.bytes_of(region)) + self.meter.held
@@ -216,10 +218,6 @@ class MeasuredStore(SeenStore):
 
     def fingerprint(self) -> str:
         return f"{self.inner.fingerprint()} as {self.dtype.str} {self._bfloat16}"
-
-
-def _see(inner: Store, dtype: np.dtype[Any], bfloat16: bool) -> MeasuredStore:
-    return MeasuredStore(inner, dtype, bfloat16=bfloat16)
 
 
 def _rows(before: Block, after: Block) -> Iterator[tuple[Block, Block]]:

@@ -7,7 +7,6 @@ tile is one chunk; for a transposition tiles are as large as the budget allows a
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -76,7 +75,10 @@ class MapPass(Pass):
             if self._slot(least) > allowed:
                 continue
             slots = number
-            fits = functools.partial(self._fits_slot, allowed)
+
+            def fits(box: Box, allowed: int = allowed) -> bool:
+                return self._slot(box) <= allowed
+
             tile, starved = grow(shape, least, self._seconds, fits, self._bytes, self.tuning, self._largest())
             if not starved:
                 break
@@ -94,9 +96,6 @@ class MapPass(Pass):
         return (
             min(self.tuning.largest, max(self.tuning.least_box, share)) if self.tuning.spread else self.tuning.largest
         )
-
-    def _fits_slot(self, allowed: int, box: Box) -> bool:
-        return self._slot(box) <= allowed
 
     def _aligned(self, chunk: Box, tile: Box) -> bool:
         """True where cutting the tile at the chunk only cuts its slowest axis, so that runs stay whole."""

@@ -19,7 +19,7 @@ from outsize.array.graph.barrier import Reduce, Select
 from outsize.array.graph.fold import count, fold
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
-from outsize.array.kernels.accumulators import FINISH, KINDS, Accumulator, States, make_accumulator
+from outsize.array.kernels.accumulators import KINDS, Accumulator, States, finish, make_accumulator
 from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, inside
 from outsize.array.passes.tiling import Box, Grid, balance, center, grow, inner_grid, page_box
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
@@ -334,5 +334,5 @@ class ReducePass(Pass):
             if isinstance(node, Select):
                 node.rule.finish(node.name, state.states[number], block)
             else:
-                FINISH[node.name](state.states[number], number_each, node.ddof, block)
+                finish(node.name, state.states[number], number_each, node.ddof, block)
             sink.write(region, block, state.slot[room:])

@@ -15,7 +15,6 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -91,9 +90,7 @@ class cluster:
     def __enter__(self) -> cluster:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -133,6 +130,8 @@ def find_engine(where: Any) -> Executor:
 
 def tell_of_worker() -> dict[str, Any]:
     """What a worker says of itself; runs there."""
+    import psutil
+
     from outsize.machine import memory
 
     host = memory().host
@@ -140,14 +139,8 @@ def tell_of_worker() -> dict[str, Any]:
     return {
         "versions": {"outsize": sys.modules["outsize"].__version__, "numpy": np.__version__, "python": platform.python_version()},
         "host": platform.node(), "available": host.available, "limit": biting.name if biting else None,
-        "cores": len(os.sched_getaffinity(0)), "resident": _resident(),
+        "cores": len(os.sched_getaffinity(0)), "resident": int(psutil.Process().memory_info().rss),
     }  # fmt: skip
-
-
-def _resident() -> int:
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
 
 
 def look_at_workers(executor: Executor) -> tuple[WorkerFacts, ...]:
@@ -189,22 +182,14 @@ def _facts(executor: Executor, name: str, told: dict[str, Any], sharing: int) ->
     rows: list[tuple[int, str]] = []
     if available is not None:
         share = available // max(1, sharing)
-        why = (
-            f"the {told['limit']} leaves it"
-            if told["limit"]
-            else f"a share of its machine for {max(1, sharing)} workers"
-        )
-        rows.append((int(share * _SHARE), f"{_SHARE:.0%} of the {format_bytes(share)} that {why}" if told["limit"]
-                     else f"{_SHARE:.0%} of {format_bytes(share)}, {why}"))  # fmt: skip
+        why = f"{format_bytes(share)}, a share of its machine for {max(1, sharing)} workers"
+        if told["limit"]:
+            why = f"the {format_bytes(share)} that the {told['limit']} leaves it"
+        rows.append((int(share * _SHARE), f"{_SHARE:.0%} of {why}"))
     limit = executor.limit(name)
     if limit is not None:
-        left = max(0, int(limit * _SHARE) - told["resident"])
-        rows.append(
-            (
-                left,
-                f"{_SHARE:.0%} of its limit of {format_bytes(limit)}, less {format_bytes(told['resident'])} that it holds",
-            )
-        )
+        left, held = max(0, int(limit * _SHARE) - told["resident"]), format_bytes(told["resident"])
+        rows.append((left, f"{_SHARE:.0%} of its limit of {format_bytes(limit)}, less {held} that it holds"))
     room, reason = min(rows, default=(0, "nothing is known of its memory"))
     return WorkerFacts(name=name, room=room, reason=reason, cores=executor.threads(name) or told["cores"])
 

@@ -191,13 +191,9 @@ class Distribution:
         ]  # fmt: skip
 
     def _run_parts(
-        self,
-        number: int,
-        sized: Sized,
-        shares: Shares,
-        finish: Callable[[Task, Done | None], None],
+        self, number: int, sized: Sized, shares: Shares, finish: Callable[[Task, Done | None], None],
         note: Callable[[int], None] | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Parts, then what joins them, a level of the tree at a time."""
         folder, there = self.files.folder, self.files.names()
         trees: dict[int, list[tuple[Region, str]]] = {}
@@ -214,13 +210,13 @@ class Distribution:
                         moved=int(moves * len(sized.grid) / count), share=1 / count,
                     ))  # fmt: skip
         self._run(tasks, finish)
-        level = 0
-        while any(len(tree) > self.tuning.fan for tree in trees.values()):
+        level, fan = 0, self.tuning.fan
+        while any(len(tree) > fan for tree in trees.values()):
             level += 1
             joins: list[Task] = []
             for tile, tree in trees.items():
                 trees[tile] = []
-                for place, group in enumerate(_groups(tree, self.tuning.fan)):
+                for place, group in enumerate(tree[low : low + fan] for low in range(0, len(tree), fan)):
                     name = f"{number}-{tile}-{level}-{place}"
                     trees[tile].append((_hull([part for part, _ in group]), name))
                     if name not in there:
@@ -267,11 +263,6 @@ def _moves(sized: Sized) -> tuple[float, float]:
     work: Any = sized.work
     count = max(1, len(sized.grid))
     return 1 / count, (work.reads(sized) + work.writes()) / count
-
-
-def _groups(tree: list[tuple[Region, str]], fan: int) -> Iterator[list[tuple[Region, str]]]:
-    for low in range(0, len(tree), fan):
-        yield tree[low : low + fan]
 
 
 def _hull(parts: list[Region]) -> Region:

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from outsize.array.graph.external_sort import Runs, index_of
-from outsize.array.graph.frame import Frame
 from outsize.array.graph.local import Together
 from outsize.array.graph.node import Node, Source, put_together, take_apart, walk
 from outsize.array.kernels.blas import blas_threads
@@ -37,7 +36,7 @@ from outsize.core.errors import ClusterError, InputError, MissingPath, StoreErro
 from outsize.engine.cluster import use_cluster
 from outsize.engine.heap import lean_heap, trim_heap
 from outsize.engine.pool import MemoryPool, make_buffer
-from outsize.engine.threads import Work, run_work
+from outsize.engine.threads import run_work
 
 Samples = dict[tuple[tuple[int, ...], int], Block]
 """What tells sorted runs apart: (lane, run) -> elements of it."""
@@ -171,7 +170,7 @@ def on_worker(function: Callable[..., Done]) -> Callable[..., Done]:
     return run
 
 
-def _run(files: SideFiles, payload: Payload, work: Work, tiles: list[tuple[int, Region]], budget: int) -> Done:
+def _run(files: SideFiles, payload: Payload, work: Any, tiles: list[tuple[int, Region]], budget: int) -> Done:
     """Tiles, or parts, in the threads of this worker."""
     sized = payload.sized
     pass_: Any = sized.work
@@ -255,15 +254,14 @@ def read_samples(files: SideFiles, number: int) -> Samples:
     return found
 
 
-class _Part(Work):
+class _Part:
     """A part of a tile, as the threads see it; what it has come to is left in a file."""
 
     def __init__(self, work: Pass, files: SideFiles, name: str) -> None:
         self.work, self.files, self.name = work, files, name
-        self.ordered, self.locks = work.ordered, work.locks
 
-    def context(self, job: Job, buffer: Buffer) -> Frame:
-        return self.work.context(job, buffer)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.work, name)
 
     def chunks(self, job: Job, tile: Region) -> Iterator[Region]:
         return self.work.part_chunks(job, tile)
@@ -273,9 +271,6 @@ class _Part(Work):
 
     def load(self, job: Job, tile: Region, chunk: Region, state: Any, context: Any) -> Any:
         return self.work.load(job, self.work.tile_of(tile), chunk, state, context)
-
-    def detach(self, payload: Any) -> Any:
-        return self.work.detach(payload)
 
     def fold(self, job: Job, tile: Region, chunk: Region, state: Any, payload: Any) -> None:
         self.work.fold(job, self.work.tile_of(tile), chunk, state, payload)

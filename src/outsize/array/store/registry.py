@@ -25,8 +25,8 @@ from outsize.core.spec import parse_shape
 class Format(NamedTuple):
     """One row of the table: what is known of a format before its module is imported.
 
-    A module has `recognise(path, head, size) -> bool`, of a path, the file's first bytes and its length, and
-    `open_file(path, options) -> Store`; where the row says so, `describe(path, shape, dtype, options) -> Sink` for
+    A module has `recognise(path, head, size) -> bool`, of a path, the file's first bytes and its length, where these are not
+    `magic`, and `open_file(path, options) -> Store`; where the row says so, `describe(path, shape, dtype, options) -> Sink` for
     outputs and `wrap(source, options) -> Store` for a library's array objects.
     """
 
@@ -36,6 +36,8 @@ class Format(NamedTuple):
     """Its module in `formats`; a name with dots is a module of a room above, which is only known here by its name."""
     suffixes: tuple[str, ...] = ()
     """How its files are called."""
+    magic: tuple[bytes, ...] = ()
+    """With which bytes they begin, where that says all."""
     writes: bool = False
     """True where an output may be in it."""
     in_place: bool = False
@@ -53,6 +55,10 @@ class Format(NamedTuple):
     library: str = ""
     """The package whose array objects are arrays in this format."""
 
+    def recognises(self, path: str, head: bytes, size: int) -> bool:
+        """True where a path is in this format."""
+        return head.startswith(self.magic) if self.magic else bool(self.module.recognise(path, head, size))
+
     @property
     def module(self) -> Any:
         """Its module, imported when it is first needed."""
@@ -62,14 +68,15 @@ class Format(NamedTuple):
 FORMATS = (
     Format("zarr", "zarr", (".zarr",), writes=True, in_place=True, keyed=True, chunked=True, folder=True, library="zarr"),
     Format("folder of .npy blocks", "blocks"),
-    Format(".npy", "npy", (".npy",), writes=True, in_place=True),
-    Format("HDF5", "hdf5", (".h5", ".hdf5", ".he5"), writes=True, in_place=True, keyed=True, chunked=True, library="h5py"),
+    Format(".npy", "npy", (".npy",), (b"\x93NUMPY",), writes=True, in_place=True),
+    Format("HDF5", "hdf5", (".h5", ".hdf5", ".he5"), (b"\x89HDF\r\n\x1a\n",), writes=True, in_place=True, keyed=True,
+           chunked=True, library="h5py"),
     Format(".npz", "npz", (".npz",), keyed=True),
     Format("torch", "torchfile", (".pt", ".pth"), keyed=True),
     Format("factors", "outsize.factor.files", (".tucker", ".tt", ".train", ".cp", ".svd", ".zfp"), made_by="outsize.decompose"),
     Format("safetensors", "safetensors", (".safetensors",), writes=True, in_place=True, keyed=True, bfloat16=True),
-    Format("Parquet or Arrow", "parquet", (".parquet", ".arrow", ".feather"), keyed=True),
-    Format("TIFF", "tiff", (".tif", ".tiff"), keyed=True),
+    Format("Parquet or Arrow", "parquet", (".parquet", ".arrow", ".feather"), (b"PAR1", b"ARROW1"), keyed=True),
+    Format("TIFF", "tiff", (".tif", ".tiff"), (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), keyed=True),
     Format("raw binary", "raw", (".bin", ".raw", ".dat"), writes=True, in_place=True),
 )  # fmt: skip
 """Every format, in the order in which a file is tried: those with magic bytes before those that only look likely."""
@@ -151,7 +158,7 @@ def find_format(path: str) -> Format:
                 head, size = file.read(16), os.fstat(file.fileno()).st_size
     for row in FORMATS:
         with naming(path):
-            if row.module.recognise(path, head, size):
+            if row.recognises(path, head, size):
                 return row
     suffix = os.path.splitext(path)[1].lower()
     meant = next((row for row in FORMATS if suffix in row.suffixes), None)

@@ -51,11 +51,6 @@ def load_h5py() -> Any:
     return need("h5py", "reading and writing HDF5")
 
 
-def recognise(path: str, head: bytes, size: int) -> bool:
-    """True for the magic bytes of the format."""
-    return head.startswith(b"\x89HDF\r\n\x1a\n")
-
-
 def open_file(path: str, options: Options = DEFAULT) -> Store:
     """One dataset of the file."""
     with _told(path):

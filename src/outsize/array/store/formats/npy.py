@@ -25,11 +25,6 @@ _LONGEST_HEADER = 1 << 20
 """Bytes: no honest header of a numeric array comes near this."""
 
 
-def recognise(path: str, head: bytes, size: int) -> bool:
-    """True for the magic bytes of the format."""
-    return head.startswith(_MAGIC)
-
-
 def open_file(path: str, options: Options = DEFAULT) -> FlatStore:
     """Open a .npy file by its header alone."""
     with naming(path), open(path, "rb") as file:

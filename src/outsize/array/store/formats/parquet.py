@@ -34,11 +34,6 @@ _FIELD = 512
 """Bytes of the schema for each column while a file is open."""
 
 
-def recognise(path: str, head: bytes, size: int) -> bool:
-    """True where it begins as such a file does."""
-    return head[:4] == b"PAR1" or head[:6] == b"ARROW1"
-
-
 @functools.cache
 def _library() -> Any:
     """pyarrow; where nobody has loaded it yet, with the allocator of the C library, which gives back what is freed."""

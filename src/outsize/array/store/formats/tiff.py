@@ -19,18 +19,12 @@ from outsize.array.store.options import Options
 from outsize.core.errors import InputError, StoreError
 from outsize.core.extras import need
 
-_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _READ = 1 << 16
 """Bytes of strips or tiles that are read at once, or one where that is longer."""
 _SEGMENTS = 3
 """Strips or tiles unpacked that are held at once: by the decompressor, its copy, and what undoes a prediction."""
 _CONSTANT = 1 << 16
 """Bytes of the library's own for each file that it opens."""
-
-
-def recognise(path: str, head: bytes, size: int) -> bool:
-    """True where it begins as TIFF does."""
-    return head[:4] in _MAGIC
 
 
 def open_file(path: str, options: Options) -> Store:

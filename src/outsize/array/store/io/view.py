@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store
+
+
+def _translated(below: str, name: str) -> Any:
+    """A method that asks the store or sink below, of the region there."""
+    return lambda self, region: getattr(getattr(self, below), name)(self._under(region))
 
 
 class SeenStore(Store):
@@ -23,20 +30,13 @@ class SeenStore(Store):
     def holds(self) -> int:
         return self.inner.holds
 
-    def packing(self, region: Region) -> tuple[int, int]:
-        return self.inner.packing(self._under(region))
+    packing, traffic, seeks = (_translated("inner", name) for name in ("packing", "traffic", "seeks"))
 
     def extent(self, region: Region) -> int:
         return self._beside(region) + self.inner.extent(self._under(region))
 
     def most(self, region: Region) -> int:
         return self._beside(region) + self.inner.most(self._under(region))
-
-    def traffic(self, region: Region) -> int:
-        return self.inner.traffic(self._under(region))
-
-    def seeks(self, region: Region) -> int:
-        return self.inner.seeks(self._under(region))
 
     def close(self) -> None:
         self.inner.close()
@@ -47,9 +47,6 @@ class SeenSink(Sink):
 
     sink: Sink
     """What is written into."""
-
-    def create(self, *, resume: bool = False) -> None:
-        self.sink.create(resume=resume)
 
     def _under(self, region: Region) -> Region:
         """A region of ours, in the sink below."""
@@ -63,14 +60,7 @@ class SeenSink(Sink):
         """A block of ours, with the axes of the sink below."""
         return block
 
-    def extent(self, region: Region) -> int:
-        return self.sink.extent(self._under(region))
-
-    def room(self, region: Region) -> int:
-        return self.sink.room(self._under(region))
-
-    def seeks(self, region: Region) -> int:
-        return self.sink.seeks(self._under(region))
+    extent, room, seeks, traffic = (_translated("sink", name) for name in ("extent", "room", "seeks", "traffic"))
 
     def sketch(self, region: Region) -> Block:
         return self._over(self.sink.sketch(self._under(region)))
@@ -81,8 +71,8 @@ class SeenSink(Sink):
     def write(self, region: Region, block: Block, buffer: Buffer) -> None:
         self.sink.write(self._under(region), self._below(block), buffer)
 
-    def traffic(self, region: Region) -> int:
-        return self.sink.traffic(self._under(region))
+    def create(self, *, resume: bool = False) -> None:
+        self.sink.create(resume=resume)
 
     def sync(self) -> None:
         self.sink.sync()
