@@ -36,7 +36,11 @@ def append(old: Factored, block: Any, axis: int, error: float | None, budget: An
     assert isinstance(new.form, Factors)
     sizes = (old.shape[axis], new.shape[axis])
     dtype = np.result_type(form.dtype, new.form.dtype)
-    both = _longer(form.cast(dtype), axis, 0, sizes[1]).plus(_longer(new.form.cast(dtype), axis, sizes[0], 0))
+    both = (
+        form.cast(dtype)
+        .along(axis, _padding(0, sizes[1]))
+        .plus(new.form.cast(dtype).along(axis, _padding(sizes[0], 0)))
+    )
     assert old.lost is not None and new.lost is not None
     norm, used = math.hypot(_least_norm(old), _least_norm(new)), math.hypot(old.lost, new.lost)
     rounding = both.rounding()
@@ -49,7 +53,7 @@ def append(old: Factored, block: Any, axis: int, error: float | None, budget: An
     shape = tuple(length + (sizes[1] if mode == axis else 0) for mode, length in enumerate(old.shape))
     facts = Facts(
         lost=used + cut.lost + rounding, norm=norm, asked=target, original=old.facts.original, known=old.known,
-        spectra=describe_cut(cut, old.method, shape),
+        spectra=describe_cut(cut.spectra, cut.kept, old.method, shape),
     )  # fmt: skip
     assert facts.lost is not None
     return Factored.of(cut.form, replace(facts, error=facts.lost / norm if norm else 0.0))
@@ -84,10 +88,6 @@ def _decompose(old: Factored, block: Any, target: float, budget: Any) -> Factore
     made = decompose(block, old.method, error=_SHARE * target, budget=budget)
     assert isinstance(made, Factored)
     return made
-
-
-def _longer(form: Any, axis: int, before: int, after: int) -> Any:
-    return form.along(axis, _padding(before, after))
 
 
 def _padding(before: int, after: int) -> Change:

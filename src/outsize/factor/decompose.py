@@ -22,8 +22,6 @@ from outsize.core.errors import BudgetError, InputError
 from outsize.core.events import Listener, default_listener
 from outsize.core.extras import need
 from outsize.core.memory import Budget
-from outsize.core.noun import Known
-from outsize.core.outcomes.factoring import Spectrum
 from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
 from outsize.engine.cluster import Cluster, current_cluster, use_cluster
@@ -41,7 +39,7 @@ from outsize.factor.algorithms.smallest import find_smallest, find_way, fits_at_
 from outsize.factor.algorithms.tensor import Tensor
 from outsize.factor.algorithms.train import train
 from outsize.factor.algorithms.tucker import tucker
-from outsize.factor.factored import Factored
+from outsize.factor.factored import Factored, describe_cut
 from outsize.factor.formats import Canonical, Form, Narrow, Svd, Train, Tucker
 
 _TRIES = 8
@@ -182,8 +180,7 @@ def _factor(session: Session, node: Node, request: Request) -> Factored:
     assert answer is not None
     method, found, notes = answer
     if isinstance(found, Compressed):
-        return Factored(found.form, error=found.error, known=Known.BOUND, asked=request.error, notes=notes, plan=session.plan(),
-                        norm=found.norm, original=node.dtype)  # fmt: skip
+        return _promised(session, node, request, found.form, found.error, notes, norm=found.norm)
     if isinstance(found, float):
         return _narrow(session, node, request, method, found, notes)
     return finish(session, node, replace(request, method=method), found, notes)
@@ -264,9 +261,7 @@ def _narrow(
         error = narrow_error(session, node, name)
     if request.error is not None and error > request.error:
         raise InputError(f"{name} is {error:.2g} away from these data, {request.error:g} was asked: use another method")
-    form = Narrow(rounded(node, name), name)
-    return Factored(form, error=error, known=Known.BOUND, asked=request.error, notes=notes, plan=session.plan(),
-                    original=node.dtype)  # fmt: skip
+    return _promised(session, node, request, Narrow(rounded(node, name), name), error, notes)
 
 
 def matrix(found: Found | None) -> Found | None:
@@ -297,10 +292,17 @@ def finish(session: Session, node: Node, request: Request, found: Found, more: t
         notes.append(
             f"the factors take {format_bytes(form.nbytes)}, the data {format_bytes(node.nbytes)}: nothing is saved"
         )
+    spectra = describe_cut(found.values, found.kept, request.method, node.shape)
+    return _promised(session, node, request, form, error, tuple(notes), spectra=spectra, norm=found.norm)
+
+
+def _promised(
+    session: Session, node: Node, request: Request, form: Form, error: float, notes: tuple[str, ...], **known: Any
+) -> Factored:
+    """What a user gets, with all that is known of it."""
     return Factored(
-        form, error=error, known=Known.BOUND, asked=request.error, notes=tuple(notes), spectra=_spectra(found, request, node),
-        plan=session.plan(), norm=found.norm, original=node.dtype,
-    )  # fmt: skip
+        form, error=error, asked=request.error, notes=notes, plan=session.plan(), original=node.dtype, **known
+    )
 
 
 def _form(method: str, arrays: tuple[Any, ...]) -> Form:
@@ -311,12 +313,3 @@ def _form(method: str, arrays: tuple[Any, ...]) -> Form:
     if method == "cp":
         return Canonical(arrays[0], tuple(arrays[1:]))
     return Tucker(arrays[0], tuple(arrays[1:]))
-
-
-def _spectra(found: Found, request: Request, node: Node) -> tuple[Spectrum, ...]:
-    rows = []
-    for place, (values, kept) in enumerate(zip(found.values, found.kept, strict=True)):
-        name = {"tt": f"cut {place} | {place + 1}", "svd": "matrix"}.get(request.method, f"mode {place}")
-        length = node.shape[place] if request.method == "tucker" else len(values)
-        rows.append(Spectrum(name=name, values=tuple(map(float, values)), kept=kept, length=length))
-    return tuple(rows)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
 from outsize.factor.facts import Facts
 from outsize.factor.formats import KINDS, Cut, Factors, Form, Narrow, Resident
+from outsize.factor.formats.form import multiply_mode
 from outsize.factor.keys import Part, read_key
 from outsize.factor.store import FactorStore
 
@@ -42,19 +43,12 @@ class Factored(Array):
 
     __slots__ = ("facts", "form")
 
-    def __init__(
-        self, form: Form, *, error: float | None, known: Known = Known.BOUND, asked: float | None = None,
-        notes: tuple[str, ...] = (), spectra: tuple[Spectrum, ...] = (), plan: Plan | None = None,
-        norm: float | None = None, original: Any = None, seconds: float | None = None, read: int | None = None,
-        measured: int | None = None,
-    ) -> None:  # fmt: skip
-        """`error` is relative to the Frobenius norm of the data, which is `norm`; None where it is unknown. `original` is the
-        dtype that the data had."""
-        facts = Facts(
-            error=error, known=known, asked=asked, notes=notes, spectra=spectra, plan=plan, norm=norm,
-            original=None if original is None else np.dtype(original), seconds=seconds, read=read, measured=measured,
-        )  # fmt: skip
-        self._fill(form, facts)
+    def __init__(self, form: Form, *, error: float | None, **known: Any) -> None:
+        """`error` is relative to the Frobenius norm of the data; None where it is unknown. What else is `known` are fields of
+        `Facts`."""
+        if known.get("original") is not None:
+            known["original"] = np.dtype(known["original"])
+        self._fill(form, Facts(error=error, **known))
 
     def _fill(self, form: Form, facts: Facts, path: str | None = None) -> None:
         if isinstance(form, Resident):
@@ -170,9 +164,8 @@ class Factored(Array):
         return self.summary().to_dict()
 
     def __repr__(self) -> str:
-        error = (
-            "unknown" if self.error is None else f"{'about' if self.known is Known.ESTIMATE else '<='} {self.error:.3g}"
-        )
+        about = "about" if self.known is Known.ESTIMATE else "<="
+        error = "unknown" if self.error is None else f"{about} {self.error:.3g}"
         ranks = f" ranks {'x'.join(map(str, self.ranks))}" if self.ranks else ""
         shape = ", ".join(map(str, self.shape))
         times = f"{self.ratio:,.0f}" if self.ratio >= 100 else f"{self.ratio:.3g}"
@@ -288,11 +281,8 @@ class Factored(Array):
         return self._times(-1.0) if self._linear() is not None else Array.__neg__(self)
 
     def _scales(self, other: Any) -> bool:
-        return (
-            self._linear() is not None
-            and isinstance(other, int | float | complex | np.number)
-            and bool(np.isfinite(other))
-        )
+        number = isinstance(other, int | float | complex | np.number)
+        return self._linear() is not None and number and bool(np.isfinite(other))
 
     def __add__(self, other: Any) -> Array:
         return self._plus(other) if self._adds(other) else Array.__add__(self, other)
@@ -308,7 +298,8 @@ class Factored(Array):
         dtype = np.result_type(self.dtype, other.dtype)
         form = self._factors("add").cast(dtype).plus(other.form.cast(dtype))
         lost = None if self.lost is None or other.lost is None else self.lost + other.lost
-        return self._derive(form, lost, _worse(self.known, other.known))
+        known = Known.ESTIMATE if Known.ESTIMATE in (self.known, other.known) else Known.BOUND
+        return self._derive(form, lost, known)
 
     def __matmul__(self, other: Any) -> Array:
         """f @ b for a vector or a matrix in memory, in factors."""
@@ -327,11 +318,9 @@ class Factored(Array):
         if name is None or method != "__call__" or options:
             return super().__array_ufunc__(ufunc, method, *inputs, **options)
         first, second = inputs
-        return (
-            getattr(first, f"__{name}__")(second)
-            if isinstance(first, Array)
-            else getattr(second, f"__r{name}__")(first)
-        )
+        if isinstance(first, Array):
+            return getattr(first, f"__{name}__")(second)
+        return getattr(second, f"__r{name}__")(first)
 
     def norm(self) -> float:
         """Frobenius norm of these factors (of the data, it is within `lost` of it)."""
@@ -381,7 +370,9 @@ class Factored(Array):
         """What a rounding left, with its picture."""
         lost = self.lost
         made = self._computed(cut.form, None if lost is None else lost + cut.lost)
-        return Factored.of(made.form, replace(made.facts, spectra=describe_cut(cut, self.method, self.shape)))
+        return Factored.of(
+            made.form, replace(made.facts, spectra=describe_cut(cut.spectra, cut.kept, self.method, self.shape))
+        )
 
     def append(self, block: Any, axis: int = 0, error: float | None = None, budget: Any = None) -> Factored:
         """With more data behind these along one axis; the past data are not needed.
@@ -438,12 +429,14 @@ class Factored(Array):
         return int(axis) % self.ndim
 
 
-def describe_cut(cut: Cut, method: str, shape: tuple[int, ...]) -> tuple[Spectrum, ...]:
-    """Singular values of a rounding, as they are drawn."""
+def describe_cut(
+    spectra: Sequence[Block], all_kept: Sequence[int], method: str, shape: tuple[int, ...]
+) -> tuple[Spectrum, ...]:
+    """Singular values at each cut and how many of them stay, as they are drawn."""
     rows = []
-    for place, (values, kept) in enumerate(zip(cut.spectra, cut.kept, strict=True)):
-        name = f"cut {place} | {place + 1}" if method == "tt" else "matrix" if method == "svd" else f"mode {place}"
-        length = len(values) if method != "tucker" else shape[place]
+    for place, (values, kept) in enumerate(zip(spectra, all_kept, strict=True)):
+        name = {"tt": f"cut {place} | {place + 1}", "svd": "matrix"}.get(method, f"mode {place}")
+        length = shape[place] if method == "tucker" else len(values)
         rows.append(Spectrum(name=name, values=tuple(map(float, values)), kept=kept, length=length))
     return tuple(rows)
 
@@ -461,9 +454,7 @@ def _taking(part: Any) -> Callable[[Block, int], Block]:
 def _multiplying(matrix: Block, dtype: np.dtype[Any]) -> Callable[[Block, int], Block]:
     def change(leaf: Block, where: int) -> Block:
         high = np.complex128 if "c" in (matrix.dtype.kind, leaf.dtype.kind) else np.float64
-        return np.moveaxis(np.tensordot(matrix.astype(high), leaf.astype(high), axes=(1, where)), 0, where).astype(
-            dtype
-        )
+        return multiply_mode(leaf.astype(high), matrix.astype(high), where).astype(dtype)
 
     return change
 
@@ -473,7 +464,3 @@ def _spectral(matrix: Block) -> float:
     if matrix.ndim == 1 or min(matrix.shape) > _SPECTRAL or not matrix.size:
         return float(np.linalg.norm(matrix.astype(np.result_type(matrix, np.float64))))
     return float(np.linalg.norm(matrix.astype(np.result_type(matrix, np.float64)), 2))
-
-
-def _worse(one: Known, other: Known) -> Known:
-    return Known.ESTIMATE if Known.ESTIMATE in (one, other) else Known.BOUND

@@ -38,11 +38,9 @@ class Workspace:
         self.used += round_up(size, 64)
         if self.buffer is None:
             return np.broadcast_to(np.zeros((), self.dtype), shape)
-        return (
-            np.ndarray(shape, self.dtype, self.buffer[start : start + size].data)
-            if size
-            else np.empty(shape, self.dtype)
-        )
+        if not size:
+            return np.empty(shape, self.dtype)
+        return np.ndarray(shape, self.dtype, self.buffer[start : start + size].data)
 
     def copy(self, array: Block) -> Block:
         """A C-ordered copy."""

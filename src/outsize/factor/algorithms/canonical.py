@@ -51,7 +51,7 @@ class Fit:
 
 def canonical(session: Session, tensor: Tensor, request: Request) -> tuple[Found, tuple[str, ...]] | None:
     """(factors and what is known of them, notes); None in a dry session."""
-    parafac = _kernel()
+    parafac = need("tensorly.decomposition", "method='cp'", "use method='tucker'").parafac
     found = tucker(session, tensor, _for_core(request, tensor.shape))
     core = _supposed(session, request, tensor.shape) if found is None else found.arrays[0].shape
     ranks = _ranks(core, tensor.shape) if request.ranks is None else list(request.ranks)
@@ -108,10 +108,6 @@ def _search(parafac: Any, found: Found, request: Request, ranks: list[int]) -> t
     factors = tuple(base @ factor for base, factor in zip(bases, best.factors, strict=True))
     kept = replace(found, arrays=(best.weights, *factors), lost2=found.lost2 + best.lost2, values=(), kept=())
     return kept, _notes(core, best, found)
-
-
-def _kernel() -> Any:
-    return need("tensorly.decomposition", "method='cp'", "use method='tucker'").parafac
 
 
 def _ranks(core: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -134,8 +133,9 @@ def _compress(
     grid, found, lost, total = Grid(x.shape, box), {}, 0.0, 0
     for region in Grid(x.shape, tile):
         values = _read(x, region, budget)
-        for number, part in _blocks(region, box, grid.counts):
-            block = np.ascontiguousarray(values[part])
+        for piece in cut_regular(region, box):
+            number = int(np.ravel_multi_index(piece.chunk, grid.counts))
+            block = np.ascontiguousarray(values[piece.target])
             packed = encode(block, tolerance)
             lost += _lost(block, packed, box, tolerance)
             found[number], total = packed, total + len(packed)
@@ -145,11 +145,6 @@ def _compress(
     offsets = np.cumsum([0, *(len(found[number]) for number in range(len(grid)))], dtype=np.int64)
     layout = np.array([*x.shape, *box, x.dtype.itemsize], np.int64)
     return Coded(data, offsets, layout, np.array([tolerance])), math.sqrt(lost)
-
-
-def _blocks(region: Region, box: tuple[int, ...], counts: tuple[int, ...]) -> Iterator[tuple[int, tuple[slice, ...]]]:
-    for piece in cut_regular(region, box):
-        yield int(np.ravel_multi_index(piece.chunk, counts)), piece.target
 
 
 def _tile(node: Node, box: tuple[int, ...], room: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.store.base import Block
+from outsize.factor.formats.form import cast
 
 _SAFE = 1 + 1e-9
 """For the rounding of the sums themselves."""
@@ -63,7 +64,7 @@ def stored(found: Found, dtype: np.dtype[Any], method: str, size: int) -> tuple[
     matrices is at most the product of their norms, of which all but one array's are 1. `size` is the number of the tensor's
     elements: each is rounded when it is made."""
     with np.errstate(over="ignore"):
-        made = tuple(_narrow(array, dtype) for array in found.arrays)
+        made = tuple(cast(array, dtype) for array in found.arrays)
     if not all(np.isfinite(array).all() for array in made):
         return made, math.inf
     least = float(np.finfo(dtype).smallest_subnormal) * math.sqrt(size) / (found.norm or 1.0)
@@ -79,16 +80,10 @@ def stored(found: Found, dtype: np.dtype[Any], method: str, size: int) -> tuple[
     grown = math.prod(1 + other for other, _ in spread)
     rounding = (grown - 1) * norm + grown * change
     unit = float(np.finfo(dtype).eps) / 2
-    rebuilt = unit * (
-        2 + sum(4 * math.sqrt(min(array.shape, default=1)) for array in made)
-    )  # elements are made in it, too
+    # elements are made in it, too
+    rebuilt = unit * (2 + sum(4 * math.sqrt(min(array.shape, default=1)) for array in made))
     error = 0.0 if found.norm == 0 else found.error + rounding / found.norm * _SAFE + rebuilt + least
     return made, error
-
-
-def _narrow(array: Block, dtype: np.dtype[Any]) -> Block:
-    real = dtype.kind == "c" and array.dtype.kind != "c"
-    return np.ascontiguousarray(array, np.zeros(0, dtype).real.dtype if real else dtype)
 
 
 def _spread(new: Block, old: Block) -> tuple[float, float]:

@@ -23,20 +23,38 @@ _SEED = 20
 """Of the random mixtures: any number; always the same, so that every run gives the same factors."""
 
 
-class Mixing(Kernel):
+class Summing(Kernel):
+    """A matrix to which each chunk that passes adds, and the squares of all."""
+
+    axis: int
+    total: Block
+    norm2: float
+
+    def state(self) -> dict[str, Any]:
+        return {"total": self.total, "norm2": self.norm2}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.total, self.norm2 = state["total"], float(state["norm2"])
+
+    def join(self, sums: dict[str, Any]) -> None:
+        self.total += sums["total"]
+        self.norm2 += float(sums["norm2"])
+
+    def packing(self, chunk: tuple[int, ...]) -> Packing:
+        return product_packing(chunk, self.axis, self.total.shape[1], self.total.dtype)
+
+
+class Mixing(Summing):
     """S = X W of the chunks that pass."""
 
     def __init__(self, length: int, columns: int, axis: int, dtype: np.dtype[Any], name: str) -> None:
         self.name, self.axis = name, axis
-        self.total: Block = np.zeros((length, columns), dtype)
+        self.total = np.zeros((length, columns), dtype)
         self.norm2 = 0.0
 
     def held(self, chunk: tuple[int, ...]) -> int:
         fibers: int = math.prod(chunk) // self.total.shape[0]
         return int(3 * self.total.nbytes + 2 * fibers * self.total.shape[1] * 8)
-
-    def packing(self, chunk: tuple[int, ...]) -> Packing:
-        return product_packing(chunk, self.axis, self.total.shape[1], self.total.dtype)
 
     def fold(self, number: int, region: Region, fibers: Fibers) -> None:
         self.norm2 += finite(fibers, region, self.axis)
@@ -45,23 +63,8 @@ class Mixing(Kernel):
         )
         fibers.mix(weights, self.total)
 
-    def state(self) -> dict[str, Any]:
-        return {"total": self.total, "norm2": self.norm2}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.total, self.norm2 = state["total"], float(state["norm2"])
-
-    def __reduce__(self) -> Any:
-        return type(self), (
-            *self.total.shape,
-            self.axis,
-            self.total.dtype,
-            self.name,
-        )  # for a worker that begins a part
-
-    def join(self, sums: dict[str, Any]) -> None:
-        self.total += sums["total"]
-        self.norm2 += float(sums["norm2"])
+    def __reduce__(self) -> Any:  # for a worker that begins a part
+        return type(self), (*self.total.shape, self.axis, self.total.dtype, self.name)
 
     def basis(self) -> tuple[Block, Block]:
         """(orthonormal columns, share of all squares along each), falling."""
@@ -71,36 +74,23 @@ class Mixing(Kernel):
         return u, energy / total if total > 0 else energy
 
 
-class Gram(Kernel):
+class Gram(Summing):
     """G = X X^H of all chunks."""
 
     def __init__(self, length: int, axis: int, dtype: np.dtype[Any], name: str) -> None:
         self.name, self.axis = name, axis
-        self.total: Block = np.zeros((length, length), dtype)
+        self.total = np.zeros((length, length), dtype)
         self.norm2 = 0.0
 
     def held(self, chunk: tuple[int, ...]) -> int:
         return gram_bytes(self.total.shape[0], self.total.dtype)
 
-    def packing(self, chunk: tuple[int, ...]) -> Packing:
-        return product_packing(chunk, self.axis, self.total.shape[0], self.total.dtype)
-
     def fold(self, number: int, region: Region, fibers: Fibers) -> None:
         self.norm2 += finite(fibers, region, self.axis)
         fibers.gram(self.total)
 
-    def state(self) -> dict[str, Any]:
-        return {"total": self.total, "norm2": self.norm2}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.total, self.norm2 = state["total"], float(state["norm2"])
-
     def __reduce__(self) -> Any:
         return type(self), (len(self.total), self.axis, self.total.dtype, self.name)  # for a worker that begins a part
-
-    def join(self, sums: dict[str, Any]) -> None:
-        self.total += sums["total"]
-        self.norm2 += float(sums["norm2"])
 
     def basis(self) -> tuple[Block, Block]:
         """(orthonormal columns, share of all squares along each), falling."""

@@ -212,7 +212,7 @@ def _project(
     if not session.dry:
         target.create()
     try:
-        kernel, _ = session.stream(tensor, axis, make, note=_flops(tensor.size, room))
+        kernel, _ = session.stream(tensor, axis, make, note=f"{2 * tensor.size * room / 1e9:,.1f} billion operations")
         if not session.dry:
             kernel.finish()
     except BaseException as error:
@@ -237,7 +237,3 @@ def _settle(session: Session, held: int, scratch: int) -> None:
     """What was left before is gone, and this has taken its place."""
     session.held.pop("what is left"), session.scratch.pop("what is left")
     session.held["the tensor"], session.scratch["the tensor"] = held, scratch
-
-
-def _flops(size: int, columns: int) -> str:
-    return f"{2 * size * columns / 1e9:,.1f} billion operations"

@@ -60,9 +60,7 @@ def find_smallest(plan: Plan, ranks: Ranks, *, given: bool, above: int = 0) -> S
         return fits(plan, budget, ranks) or fits_at_once(plan, budget)
 
     at_once = functools.partial(fits_at_once, plan)
-    if above and does(
-        above
-    ):  # the data have more in them than was seen of them: only what asks nothing of them is sure
+    if above and does(above):  # the data have more in them than was seen: only what asks nothing of them is sure
         return Smallest(_least(at_once, above), "", None)
     found = _least(does, above)
     surely = None if given or found is None else _least(at_once, above)

@@ -12,12 +12,12 @@ import numpy as np
 
 from outsize.array.store.base import Block, Region
 from outsize.core.errors import InputError
-from outsize.factor.formats.form import Change, Cut, Factors, expect, scale, settle, wide
+from outsize.factor.formats.form import Cut, Factors, Moded, expect, scale, settle, wide
 from outsize.factor.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Canonical(Factors):
+class Canonical(Moded):
     """x = sum over r of weights[r] * outer(factors[0][:, r], factors[1][:, r], ...)"""
 
     method = "cp"
@@ -33,10 +33,6 @@ class Canonical(Factors):
         shapes = [self.weights.shape, *(factor.shape for factor in self.factors)]
         fits = self.weights.ndim == 1 and all(len(s) == 2 and s[1] == shapes[0][0] for s in shapes[1:])
         expect(fits, "weights are (rank,) and factors (length, rank)", shapes)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(factor.shape[0] for factor in self.factors)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -55,9 +51,8 @@ class Canonical(Factors):
         leaves = [factor[start:stop] for factor, (start, stop) in zip(self.factors, region, strict=True)]
         cut = min(range(len(leaves) + 1), key=lambda cut: math.prod(lengths[:cut]) + math.prod(lengths[cut:]))
         left = self._columns(leaves[:cut], work, work.copy(self.weights[None]))
-        return work.multiply(left, self._columns(leaves[cut:], work, work.fill((1, self.ranks[0]), 1)).T).reshape(
-            lengths
-        )
+        right = self._columns(leaves[cut:], work, work.fill((1, self.ranks[0]), 1))
+        return work.multiply(left, right.T).reshape(lengths)
 
     def _columns(self, leaves: list[Block], work: Workspace, first: Block) -> Block:
         """Columnwise Kronecker (Khatri-Rao) products."""
@@ -65,11 +60,6 @@ class Canonical(Factors):
         for leaf in leaves:
             made = work.scale(made[:, None], leaf[None]).reshape(made.shape[0] * leaf.shape[0], leaf.shape[1])
         return made
-
-    def along(self, axis: int, change: Change) -> Self:
-        factors = list(self.factors)
-        factors[axis] = change(factors[axis], 0)
-        return type(self)(self.weights, tuple(factors))
 
     def drop(self, axis: int) -> Factors:
         weights = (wide(self.weights) * wide(self.factors[axis][0])).astype(self.dtype)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -114,7 +115,7 @@ class Factors(Resident):
 
     def cast(self, dtype: Any) -> Self:
         """The same with other elements."""
-        return self.assemble({name: _cast(array, np.dtype(dtype)) for name, array in self.arrays().items()})
+        return self.assemble({name: cast(array, np.dtype(dtype)) for name, array in self.arrays().items()})
 
     @abc.abstractmethod
     def along(self, axis: int, change: Change) -> Self:
@@ -161,12 +162,30 @@ class Factors(Resident):
         """With as few columns as keep the Frobenius norm of what is lost within `allowed`."""
 
 
+class Moded(Factors):
+    """Factors of which each mode has a matrix of its own, its leaf."""
+
+    __slots__ = ()
+
+    factors: tuple[Block, ...]
+    """(length, columns) each."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(factor.shape[0] for factor in self.factors)
+
+    def along(self, axis: int, change: Change) -> Self:
+        factors = list(self.factors)
+        factors[axis] = change(factors[axis], 0)
+        return replace(self, factors=tuple(factors))  # type: ignore[type-var]
+
+
 def wide(array: Block) -> Block:
     """In float64 or complex128."""
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False)
 
 
-def _cast(array: Block, dtype: np.dtype[Any]) -> Block:
+def cast(array: Block, dtype: np.dtype[Any]) -> Block:
     """Real parts of complex formats (singular values, weights) stay real."""
     real = dtype.kind == "c" and array.dtype.kind != "c"
     return np.asarray(array, np.empty(0, dtype).real.dtype if real else dtype, order="C")  # of no axes, too
@@ -231,5 +250,5 @@ def settle(form: Any, **arrays: Any) -> None:
     if dtype not in DTYPES:
         raise InputError(f"factors are of {', '.join(map(str, DTYPES))}, not {dtype}")
     for name, given in found.items():
-        made = tuple(_cast(one, dtype) for one in given) if isinstance(given, list) else _cast(given, dtype)
+        made = tuple(cast(one, dtype) for one in given) if isinstance(given, list) else cast(given, dtype)
         object.__setattr__(form, name, made)

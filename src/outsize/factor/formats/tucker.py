@@ -11,9 +11,9 @@ import numpy as np
 
 from outsize.array.store.base import Block, Region
 from outsize.factor.formats.form import (
-    Change,
     Cut,
     Factors,
+    Moded,
     count_kept,
     expect,
     multiply_mode,
@@ -28,7 +28,7 @@ from outsize.factor.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tucker(Factors):
+class Tucker(Moded):
     """x = core x_0 factors[0] x_1 factors[1] ..."""
 
     method = "tucker"
@@ -44,10 +44,6 @@ class Tucker(Factors):
         shapes = [factor.shape for factor in self.factors]
         fits = all(len(shape) == 2 for shape in shapes) and tuple(s[-1] for s in shapes) == self.core.shape
         expect(fits, f"a core of {self.core.shape} needs factors of (length, {self.core.shape})", shapes)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(factor.shape[0] for factor in self.factors)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -75,11 +71,6 @@ class Tucker(Factors):
             made = grown.reshape(*made.shape[:axis], leaf.shape[0], *made.shape[axis + 1 :])
         return made
 
-    def along(self, axis: int, change: Change) -> Self:
-        factors = list(self.factors)
-        factors[axis] = change(factors[axis], 0)
-        return type(self)(self.core, tuple(factors))
-
     def drop(self, axis: int) -> Factors:
         core = np.tensordot(wide(self.core), wide(self.factors[axis][0]), axes=(axis, 0)).astype(self.dtype)
         return Tucker(core, self.factors[:axis] + self.factors[axis + 1 :])
@@ -89,9 +80,8 @@ class Tucker(Factors):
 
     def plus(self, other: Self) -> Self:
         """Both cores, each in its corner of a larger one."""
-        core = np.zeros(
-            [a + b for a, b in zip(self.ranks, other.ranks, strict=True)], np.result_type(self.core, other.core)
-        )
+        ranks = [a + b for a, b in zip(self.ranks, other.ranks, strict=True)]
+        core = np.zeros(ranks, np.result_type(self.core, other.core))
         core[tuple(slice(rank) for rank in self.ranks)] = self.core
         core[tuple(slice(rank, None) for rank in self.ranks)] += other.core  # without modes, both are the same place
         return type(self)(core, tuple(np.hstack(pair) for pair in zip(self.factors, other.factors, strict=True)))
