@@ -19,7 +19,8 @@ import numpy as np
 
 from outsize.array.api.lazy import Array
 from outsize.array.graph.build import whole
-from outsize.array.graph.node import Memory, Node
+from outsize.array.graph.frame import Frame
+from outsize.array.graph.node import Node
 from outsize.array.store.base import Block, Region, region_shape
 from outsize.array.store.formats.flat import FlatLayout, offsets
 from outsize.core.errors import InputError
@@ -44,7 +45,7 @@ class Random(Node):
     bounds: tuple[int, int] = (0, 0)
     """Lowest number and how many there are, of whole numbers."""
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         block = frame.array(region_shape(region), self.dtype) if out is None else out
         frame.reserve(_TEMPORARIES)
         if not frame.dry and block.size:

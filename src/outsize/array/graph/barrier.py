@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from outsize.array.graph.fold import fold, load
-from outsize.array.graph.frame import phantom
-from outsize.array.graph.node import Memory, Node
+from outsize.array.graph.frame import Frame, phantom
+from outsize.array.graph.node import Node
 from outsize.array.kernels.accumulators import KINDS, finish, make_accumulator
 from outsize.array.kernels.blas import NOTHING, Packing
 from outsize.array.kernels.ranks import Rule
@@ -38,7 +38,7 @@ class Barrier(Node):
         """Axes of the first input that must be whole for a region of it; none where no region is enough."""
         return ()
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         raise AssertionError(f"{self.label()} is read before its pass has run")
 
     def across(self, region: Region) -> Region:
@@ -64,7 +64,7 @@ class Reduce(Barrier):
     def lane(self) -> tuple[int, ...]:
         return self.axes
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         if not (self.local or frame.at_once):
             return super().evaluate(region, frame, out)
         child, wide = self.inputs[0], self.across(region)
@@ -114,7 +114,7 @@ class Scan(Barrier):
     def lane(self) -> tuple[int, ...]:
         return (self.axis,)
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         if not (self.local or frame.at_once):
             return super().evaluate(region, frame, out)
         start, stop = region[self.axis]
@@ -146,7 +146,7 @@ class Contract(Barrier):
 
     called = "matrix product"
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         if not frame.at_once:
             return super().evaluate(region, frame, out)
         wide = {"e": np.float32, "f": np.float64, "F": np.complex128}
@@ -193,7 +193,7 @@ class Lane(Barrier):
     def lane(self) -> tuple[int, ...]:
         return (self.axis,)
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         if self.local or frame.at_once:
             return self._evaluate_beside(region, frame, out)
         child, wide = self.inputs[0], self.across(region)
@@ -207,7 +207,7 @@ class Lane(Barrier):
             return self.function(block, out=out)
         return self.function(block)
 
-    def _evaluate_beside(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def _evaluate_beside(self, region: Region, frame: Frame, out: Block | None) -> Block:
         """A part of the lanes, beside others that read the same: what was read stays, and nothing outside of the frame does."""
         wide, (start, stop) = self.across(region), region[self.axis]
         read = frame.evaluate(self.inputs[0], wide)
@@ -233,7 +233,7 @@ class Lane(Barrier):
 class Settled(Barrier):
     """Its input, written out before anything reads it: what comes next would otherwise read it in crumbs."""
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         return frame.evaluate(self.inputs[0], region, out)
 
     def label(self) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from outsize.array.graph import build as make
-from outsize.array.graph.node import Memory, Node
+from outsize.array.graph.frame import Frame
+from outsize.array.graph.node import Node
 from outsize.array.store.base import Block, Region, region_shape
 from outsize.array.tuning import current
 
@@ -39,7 +40,7 @@ class Binned(Node):
     def stands_for(self) -> int:
         return max(self.dtype.itemsize, self.block * self.inputs[0].dtype.itemsize // max(1, self.shape[1]))
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         (first, last), (left, right) = region
         size = self.inputs[0].shape[0]
         result = frame.array(region_shape(region), self.dtype) if out is None else out
@@ -90,7 +91,7 @@ class Present(Node):
     def stands_for(self) -> int:
         return self.block * self.inputs[0].dtype.itemsize
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         (first, last), child = region[0], self.inputs[0]
         result = frame.array(region_shape(region), self.dtype) if out is None else out
         values = frame.evaluate(child, ((first * self.block, min(child.shape[0], last * self.block)),))

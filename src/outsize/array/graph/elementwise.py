@@ -9,13 +9,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outsize.array.graph.node import Memory, Node, Shape
+from outsize.array.graph.node import Node, Shape
 from outsize.array.store.base import Block, Region
 from outsize.core.errors import InputError
+
+if TYPE_CHECKING:
+    from outsize.array.graph.frame import Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class Elementwise(Node):
     args: tuple[Any, ...] = field(repr=False)
     """Operands in order, each a `Node` or a `Scalar`; None for a node where it stands alone."""
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         return frame.evaluate_chain(self, region, out)
 
     def detail(self) -> tuple[Any, ...]:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from outsize.array.graph.barrier import Barrier
-from outsize.array.graph.frame import phantom
-from outsize.array.graph.node import Memory, Node, Range
+from outsize.array.graph.frame import Frame, phantom
+from outsize.array.graph.node import Node, Range
 from outsize.array.graph.rearrange import make_affine
 from outsize.array.store.base import Block, Region, Store, region_shape, round_up
 from outsize.array.tuning import current
@@ -65,7 +65,7 @@ class Runs(Barrier):
         kept = self.number * (self.run // self.step + 1)
         return kept * (math.prod(self.shape[:-1]) * self.inputs[0].dtype.itemsize + 36 * _AT_WORK)
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         child = self.inputs[0]
         result = frame.array(region_shape(region), self.dtype) if out is None else out
         block = result if _packed(result, child.dtype) else frame.array(region_shape(region), child.dtype)
@@ -92,7 +92,7 @@ class Merged(Barrier):
 
     greedy = True
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         runs = self.inputs[0]
         assert isinstance(runs, Runs)
         store = frame.bindings[runs]
@@ -134,7 +134,7 @@ class Merged(Barrier):
         lanes = (length * (2 * item + 24) if runs.dtype.names else 0) + doubt * (3 * item + 40)
         return runs.known() + lanes + runs.number * 64 + 16384
 
-    def _measure(self, store: Store, runs: Runs, region: Region, frame: Memory) -> None:
+    def _measure(self, store: Store, runs: Runs, region: Region, frame: Frame) -> None:
         """What reading a range of every run would take: a share of each, or all of one."""
         length = region[-1][1] - region[-1][0]
         single = tuple((start, start + 1) for start, _ in region[:-1])

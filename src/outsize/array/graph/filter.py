@@ -14,8 +14,8 @@ import numpy as np
 
 from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import Scalar, operation
-from outsize.array.graph.frame import phantom
-from outsize.array.graph.node import Memory, Node
+from outsize.array.graph.frame import Frame, phantom
+from outsize.array.graph.node import Node
 from outsize.array.store.base import Block, Region, region_shape
 from outsize.array.tuning import current
 
@@ -32,7 +32,7 @@ class Tally(Node):
     def stands_for(self) -> int:
         return self.block
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         (first, last), mask = region[0], self.inputs[0]
         low, high = first * self.block, min(mask.shape[0], last * self.block)
         result = frame.array((last - first,), self.dtype)
@@ -53,10 +53,10 @@ class First(Node):
 
     called = "first of equal"
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         return self.both(region, frame)[0]
 
-    def both(self, region: Region, frame: Memory) -> tuple[Block, Block]:
+    def both(self, region: Region, frame: Frame) -> tuple[Block, Block]:
         """The mask of a region, and the elements."""
         (start, stop), child = region[0], self.inputs[0]
         before = min(1, start)
@@ -92,7 +92,7 @@ class Filtered(Node):
 
     called = "filter"
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         (start, stop), length = region[0], self.inputs[0].shape[0]
         result = frame.array(region_shape(region), self.dtype) if out is None else out
         first, last = int(np.searchsorted(self.ends, start, "right")) - 1, int(np.searchsorted(self.ends, stop, "left"))
@@ -111,14 +111,14 @@ class Filtered(Node):
             frame.release(mark)
         return result
 
-    def _read(self, part: Region, frame: Memory) -> tuple[Block, Block]:
+    def _read(self, part: Region, frame: Frame) -> tuple[Block, Block]:
         """A block of the mask and of the elements; both from one read where the mask tells equal neighbours apart."""
         mask, values = self.inputs
         if isinstance(mask, First) and mask.inputs[0] is values:
             return mask.both(part, frame)
         return frame.evaluate(mask, part), frame.evaluate(values, part)
 
-    def _measure(self, blocks: list[int], result: Block, frame: Memory) -> Block:
+    def _measure(self, blocks: list[int], result: Block, frame: Frame) -> Block:
         """One block stands for all; they may lie less luckily in their stores."""
         mark, loose = frame.mark(), frame.loose
         frame.loose = True
@@ -163,7 +163,7 @@ class Search(Node):
     greedy = True
     called = "searchsorted"
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         ordered, wanted = self.inputs
         result = frame.array(region_shape(region), self.dtype)
         values = frame.evaluate(wanted, region)

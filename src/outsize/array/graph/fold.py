@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from outsize.array.graph.node import Memory, Node
+from outsize.array.graph.frame import Frame
+from outsize.array.graph.node import Node
 from outsize.array.kernels.accumulators import Accumulator, ArgExtreme, Moments, States
 from outsize.array.kernels.fused import run_program
 from outsize.array.kernels.ranks import Rule
@@ -24,7 +25,7 @@ def takes_block(accumulator: Accumulator) -> bool:
     return isinstance(accumulator, ArgExtreme | Rule)
 
 
-def load(source: Node, region: Region, accumulators: Sequence[Accumulator], frame: Memory) -> None:
+def load(source: Node, region: Region, accumulators: Sequence[Accumulator], frame: Frame) -> None:
     """Read what `fold` will want: it stays for others that read the same."""
     if any(takes_block(accumulator) for accumulator in accumulators):
         frame.evaluate(source, region)
@@ -32,7 +33,7 @@ def load(source: Node, region: Region, accumulators: Sequence[Accumulator], fram
         frame.load_leaves(frame.program(source), region)
 
 
-def fold(source: Node, region: Region, takers: Sequence[Taker], frame: Memory) -> int:
+def fold(source: Node, region: Region, takers: Sequence[Taker], frame: Frame) -> int:
     """Fill the partials; returns the bytes that NumPy takes meanwhile for temporaries."""
     at_once = [taker for taker in takers if takes_block(taker[0])]
     if at_once:
@@ -49,7 +50,7 @@ def count(accumulator: Accumulator, shape: tuple[int, ...]) -> int:
     return math.prod(shape[axis] for axis in accumulator.axes)
 
 
-def _run_slices(source: Node, region: Region, takers: Sequence[tuple[Accumulator, States]], frame: Memory) -> int:
+def _run_slices(source: Node, region: Region, takers: Sequence[tuple[Accumulator, States]], frame: Frame) -> int:
     program = frame.program(source)
     shape = region_shape(region)
     blocks = frame.load_leaves(program, region)

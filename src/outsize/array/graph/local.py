@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 from outsize.array.graph.barrier import Barrier, Contract, Lane, Reduce, Scan
 from outsize.array.graph.elementwise import Elementwise
-from outsize.array.graph.node import Fill, Memory, Node, Range, Source, structure, walk
+from outsize.array.graph.frame import Frame
+from outsize.array.graph.node import Fill, Node, Range, Source, structure, walk
 from outsize.array.graph.rearrange import Affine, base_of_turn, only_reshapes
 from outsize.array.store.base import Block, Region, region_shape
 
@@ -32,7 +33,7 @@ _DEEP = 8
 class Once(Node):
     """Its input, made once a region for several readers."""
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         return frame.evaluate(self.inputs[0], region)
 
     def label(self) -> str:
@@ -61,7 +62,7 @@ class Rows(Node):
     width: int
     """Bytes of the widest node below, for each index of that axis."""
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         child, (start, stop) = self.inputs[0], region[self.axis]
         step = max(1, frame.tuning.slice // max(1, self.width))
         if stop - start <= step:

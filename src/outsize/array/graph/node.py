@@ -1,7 +1,7 @@
 """The graph: small frozen nodes with a concrete shape and dtype, and how each makes any region of itself.
 
 In: nodes, regions, memory. Out: blocks. A node says how to make a region of itself from regions of its
-inputs, taking every byte it needs from a frame (`Memory`); a frame that is only measuring hands out nothing, so the same lines
+inputs, taking every byte it needs from a `Frame`; a frame that is only measuring hands out nothing, so the same lines
 that run the work also measure it, and a node without such a rule cannot exist. Nodes that need more than a region at a
 time (reductions, scans, products, sorts: the barriers) are made by passes and bound to a store before anything reads
 them.
@@ -12,19 +12,17 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outsize.array.kernels.blas import Packing
-from outsize.array.kernels.fused import Program
-from outsize.array.store.base import Block, Buffer, Region, Store, region_shape
-from outsize.array.tuning import Tuning
+from outsize.array.store.base import Block, Region, Store, region_shape
 from outsize.core.errors import InputError
+
+if TYPE_CHECKING:
+    from outsize.array.graph.frame import Frame
 
 Shape = tuple[int, ...]
 
@@ -79,7 +77,7 @@ class Node:
         """A node without a rule cannot exist. (An abstract base class would say so too, and make every `isinstance` slow.)"""
         assert cls.evaluate is not Node.evaluate, f"{cls.__name__} has no rule that makes a region of it"
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         """The block of a region: written into `out` where that is given and convenient, else wherever it lies."""
         raise AssertionError(self)
 
@@ -105,43 +103,6 @@ _FIELDS = len(fields(Node))
 """Fields that every node has."""
 
 
-class Memory(Protocol):
-    """What a node asks of the frame that it is made in. `Frame` in `frame.py` is it, and says what each method does."""
-
-    dry: bool
-    """True where it only measures."""
-    at_once: bool
-    """True where every node is made whole, one after another, out of what the system allocates."""
-    loose: bool
-    """True where it measures for other regions of the same shape too."""
-    reads: Counter[tuple[Store, Region]]
-    """What was read and how many times, recorded only when dry."""
-    bindings: Mapping[Node, Store]
-    """What finished passes left behind."""
-    tuning: Tuning
-    """What sizes go by."""
-    outside: int
-    """Most bytes that calls may allocate by themselves."""
-
-    def mark(self) -> tuple[int, int]: ...
-    def release(self, mark: tuple[int, int]) -> None: ...
-    def bytes(self, size: int) -> Buffer: ...
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block: ...
-    def reserve(self, size: int) -> None: ...
-    def pack(self, packing: Packing) -> None: ...
-    def suppose(self, node: Node, region: Region, out: Block | None) -> None: ...
-    def read(self, store: Store, region: Region) -> Block: ...
-    def count_read(self, store: Store, region: Region) -> None: ...
-    def repeated(self, times: int) -> AbstractContextManager[None]: ...
-    def program(self, node: Node) -> Program: ...
-    def load_leaves(self, program: Program, region: Region) -> list[Block]: ...
-    def look_into(self, node: Node, region: Region) -> AbstractContextManager[None]: ...
-    def evaluate_chain(self, root: Node, region: Region, out: Block | None) -> Block: ...
-    def evaluate(self, node: Node, region: Region, out: Block | None = None) -> Block: ...
-    def fill(self, out: Block, node: Node, region: Region) -> None: ...
-    def copy(self, target: Block, block: Block) -> None: ...
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source(Node):
     """An array in a store."""
@@ -149,7 +110,7 @@ class Source(Node):
     store: Store
     """Where it lies."""
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         return frame.read(self.store, region)
 
     def detail(self) -> tuple[Any, ...]:
@@ -166,7 +127,7 @@ class Fill(Node):
     value: Any
     """The value."""
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         return np.broadcast_to(np.asarray(self.value, self.dtype), region_shape(region))
 
     def detail(self) -> tuple[Any, ...]:
@@ -182,7 +143,7 @@ class Range(Node):
     step: Any
     """From one value to the next."""
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         block = frame.array(region_shape(region), self.dtype) if out is None else out
         if not frame.dry:
             first, stop = region[0]

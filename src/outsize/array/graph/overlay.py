@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outsize.array.graph.node import Memory, Node
+from outsize.array.graph.frame import Frame
+from outsize.array.graph.node import Node
 from outsize.array.store.base import Block, Region, region_shape
 
 
@@ -21,7 +22,7 @@ class Overlay(Node):
 
     called = "update"
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         base, part = self.inputs
         block = frame.array(region_shape(region), self.dtype) if out is None else out
         spans = [self._span(axis, span) for axis, span in enumerate(region)]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.graph.frame import Frame
-from outsize.array.graph.node import Memory, Node, Shape, Source
+from outsize.array.graph.node import Node, Shape, Source
 from outsize.array.store.base import ALIGNMENT, Block, Region, region_shape
 from outsize.array.store.formats.flat import FlatLayout, run_offset
 
@@ -31,7 +31,7 @@ class Affine(Node):
     axes: tuple[tuple[int | None, int, int], ...]
     """For each input axis (output axis or None, start, step): index = start + step * output index, or `start` alone."""
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         child = self.inputs[0]
         if math.prod(region_shape(region)) == 0:
             return np.empty(region_shape(region), self.dtype)
@@ -71,7 +71,7 @@ class Affine(Node):
             inner *= length
         return None
 
-    def _gather(self, axis: int, region: Region, frame: Memory, out: Block | None) -> Block:
+    def _gather(self, axis: int, region: Region, frame: Frame, out: Block | None) -> Block:
         block = frame.array(region_shape(region), self.dtype) if out is None else out
         start, stop = region[axis]
         places = range(start, start + 1) if frame.dry else range(start, stop)
@@ -131,7 +131,7 @@ _GAPS = 16
 class Reshape(Node):
     """The same elements in C order under another shape."""
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         wide = self._widened(region)
         if wide != region:
             block = frame.evaluate(self, wide)
@@ -229,7 +229,7 @@ class Concat(Node):
     axis: int
     """Which axis."""
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         alone = None if out is not None or frame.dry else self._alone(region, frame)
         if alone is not None:  # a view takes less than the block that a dry run has counted
             return frame.evaluate(*alone)
@@ -249,7 +249,7 @@ class Concat(Node):
             frame.suppose(child, part, block[(slice(None),) * self.axis + (slice(0, length),)])
         return block
 
-    def _alone(self, region: Region, frame: Memory) -> tuple[Node, Region] | None:
+    def _alone(self, region: Region, frame: Frame) -> tuple[Node, Region] | None:
         """The only part that a region touches, and where in it, if that part lies in memory."""
         start, stop = region[self.axis]
         begin = 0
@@ -263,7 +263,7 @@ class Concat(Node):
             begin = end
         return None
 
-    def _kinds(self, frame: Memory) -> list[Node]:
+    def _kinds(self, frame: Frame) -> list[Node]:
         """The inputs that may differ in the memory they take: of sources alike, the longest."""
         found: dict[Any, Node] = {}
         for child in sorted(self.inputs, key=lambda node: node.shape[self.axis]):
@@ -283,7 +283,7 @@ class Wrap(Node):
     shift: int = 0
     """Where the first copy begins; a roll is one copy with a shift."""
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         block = frame.array(region_shape(region), self.dtype) if out is None else out
         length = self.inputs[0].shape[self.axis]
         if not length:  # a plan asks for one element at least
@@ -322,7 +322,7 @@ class Take(Node):
 
     greedy = True
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         block = frame.array(region_shape(region), self.dtype) if out is None else out
         if block.size == 0:
             return block
@@ -348,7 +348,7 @@ class Take(Node):
         frame.release(mark)
         return block
 
-    def _reach(self, region: Region, frame: Memory) -> tuple[int, int]:
+    def _reach(self, region: Region, frame: Frame) -> tuple[int, int]:
         """(rows of the axis that are read at once, at most; rows between two wanted ones that are read with them)."""
         child = self.inputs[0]
         shape = region_shape(region)
@@ -359,7 +359,7 @@ class Take(Node):
         most = max(ALIGNMENT, min(_PIECE, 4 * row * shape[self.axis]))
         return max(1, most // row // grain) * grain, max(grain, _SPARSE // row)
 
-    def _measure(self, region: Region, rows: int, gap: int, frame: Memory) -> None:
+    def _measure(self, region: Region, rows: int, gap: int, frame: Frame) -> None:
         """What is read, told as one long read: all between the first and the last, or a page for each where they lie apart."""
         child, number = self.inputs[0], region_shape(region)[self.axis]
         rows = min(rows, child.shape[self.axis])

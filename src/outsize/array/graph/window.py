@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from outsize.array.graph.elementwise import broadcast_region
-from outsize.array.graph.frame import phantom
-from outsize.array.graph.node import Memory, Node
+from outsize.array.graph.frame import Frame, phantom
+from outsize.array.graph.node import Node
 from outsize.array.graph.rearrange import Wrap
 from outsize.array.store.base import Block, Region, region_shape
 from outsize.core.errors import InputError
@@ -37,7 +37,7 @@ class Blocks(Node):
     memory: float
     """Bytes it may allocate, as a multiple of its inputs' bytes."""
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         blocks = [frame.evaluate(child, broadcast_region(region, child.shape)) for child in self.inputs]
         frame.reserve(math.ceil(self.memory * sum(block.nbytes for block in blocks)))
         return _call(self.function, blocks, region_shape(region), self.dtype, frame)
@@ -64,7 +64,7 @@ class Window(Node):
     fill: Any = 0
     """The value outside where the boundary is `constant`."""
 
-    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         if math.prod(region_shape(region)) == 0:
             return np.empty(region_shape(region), self.dtype)
         child = self.inputs[0]
@@ -83,7 +83,7 @@ class Window(Node):
         result = _call(self.function, [padded], padded.shape, self.dtype, frame)
         return result[tuple(slice(m, m + n) for m, n in zip(margins, region_shape(region), strict=True))]
 
-    def _pad(self, inside: Region, edges: tuple[tuple[int, int], ...], frame: Memory) -> Block:
+    def _pad(self, inside: Region, edges: tuple[tuple[int, int], ...], frame: Frame) -> Block:
         """The inside with its outside made up; margins never reach beyond one array length, which the maker checks."""
         block = frame.evaluate(self.inputs[0], inside)
         if not any(before or after for before, after in edges):
@@ -100,7 +100,7 @@ class Window(Node):
                 padded[(*lead, target)] = self.fill if source is None else padded[(*lead, source)]
         return padded
 
-    def _wrap(self, wide: Region, frame: Memory) -> Block:
+    def _wrap(self, wide: Region, frame: Frame) -> Block:
         """The region with the array repeated around it."""
         node = self.inputs[0]
         for axis, ((start, stop), length) in enumerate(zip(wide, node.shape, strict=True)):
@@ -134,7 +134,7 @@ def _reflections(boundary: str, before: int, end: int, total: int) -> list[tuple
 
 
 def _call(
-    function: Callable[..., Any], blocks: list[Block], shape: tuple[int, ...], dtype: np.dtype[Any], frame: Memory
+    function: Callable[..., Any], blocks: list[Block], shape: tuple[int, ...], dtype: np.dtype[Any], frame: Frame
 ) -> Block:
     if frame.dry:
         return phantom(shape, dtype)
