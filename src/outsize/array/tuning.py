@@ -165,6 +165,13 @@ class Tuning:
     """Time of the interpreter that sending a chunk costs whatever its size."""
     device_strip: int = 8 << 20
     """Strips of a product's result shorter than this are not worth their copies."""
+    small_block: int = 1 << 20
+    """Elements of a small block of a product: long sums of float32 into it are added up in float64, so that long panels cost no
+    accuracy."""
+    deepest_panel: int = 1 << 26
+    """Elements of a panel of such a product at the most."""
+    panel_part: int = 1024
+    """Rows of such a panel that are added up by themselves, where parts are."""
     return_ring: int = 1 << 30
     """Page-locked memory at most through which a product's result comes back where the device does not reach its place: a
     few strips, so that nothing waits for one to be emptied."""
@@ -191,8 +198,10 @@ class Tuning:
 
     # Whether a device pays
 
+    core_flops: float = 3e10
+    """Operations a second of a core of the processor in a product of float64."""
     core_bytes: float = 6e9
-    """Bytes a second that a core of the processor brings through one plain operation of a fused chain."""
+    """Bytes a second that a core brings through one plain operation of a fused chain."""
     core_slow_bytes: float = 1e9
     """The same through a function such as exp or tanh."""
     device_margin: float = 1.25

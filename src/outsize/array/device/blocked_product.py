@@ -45,15 +45,6 @@ _ROW = 1e-8
 """Seconds that a row costs on the link whatever its length."""
 
 
-_LITTLE = 1 << 20
-"""Elements of a small block of C: long sums of float32 into it are added up in float64, so that long panels cost no accuracy."""
-_DEEPEST = 1 << 26
-"""Elements of a panel of such a product at the most."""
-_PART = 1024
-"""Rows of a panel that are added up by themselves, where parts are."""
-_SEND = 2e-4
-"""Seconds of the interpreter for a panel, whatever its size."""
-
 Matrix = Block | RawOperand
 """A matrix on the host, or what the device makes it of."""
 
@@ -99,6 +90,8 @@ class Blocks:
     """Bytes of an element of A and B."""
     wide: int
     """Bytes of an element of C."""
+    tuning: Tuning
+    """What sizes go by."""
     operands: Operands = PLAIN
     """What is computed on the device."""
 
@@ -130,8 +123,9 @@ class Blocks:
     @property
     def split(self) -> int:
         """In how many parts a panel's product is added up: a small block of C does not keep a card busy by itself."""
-        small = self.rows * self.columns <= _LITTLE and self.panel >= _PART * 4
-        return min(32, self.panel // _PART) if small else 1
+        part = self.tuning.panel_part
+        small = self.rows * self.columns <= self.tuning.small_block and self.panel >= part * 4
+        return min(32, self.panel // part) if small else 1
 
     @property
     def split_bytes(self) -> int:
@@ -166,8 +160,9 @@ class Blocks:
         sending = self.sent(m, n, k, False) / rates.link_in + (m * across * deep + k * down * across) * _ROW
         leaves = self.block_bytes / rates.link_out
         tail = min(self.panels - 1, deep) * work / (tiles * deep)
-        if self.rows * self.columns <= _LITTLE:  # nothing hides what the interpreter takes for each panel
-            sending += tiles * deep * (_SEND if self.operands.left is self.operands.right is None else 3 * _SEND)
+        if self.rows * self.columns <= self.tuning.small_block:  # nothing hides what the interpreter takes for a panel
+            plain = self.operands.left is self.operands.right is None
+            sending += tiles * deep * self.tuning.send_seconds * (1 if plain else 3)
         stall = max(0.0, leaves * (1 - 1 / cuts) - tail) + (leaves / cuts if self.panels < 3 else 0.0)
         fill = (self.panel_bytes + self.strip_bytes) / rates.link_in
         slowest = max(sending, work, m * n * self.wide / rates.link_out)
@@ -177,17 +172,17 @@ class Blocks:
 @functools.lru_cache(maxsize=256)
 def choose_blocks(
     m: int, n: int, k: int, item: int, wide: int, room: int, line: int, rates_key: tuple[float, float, float, float],
-    shortest: int = Tuning().device_strip, operands: Operands = PLAIN,
+    tuning: Tuning = Tuning(), operands: Operands = PLAIN,  # noqa: B008  (it is frozen)
 ) -> Blocks | None:  # fmt: skip
     """The cut that takes the least time inside `room` bytes; of equally good ones the smallest. None where none fits. Where both
     operands are the same, C is one block.
 
-    `line` is the most bytes that a row may have (a piece of page-locked memory has to hold it), `shortest` the fewest of a
-    strip of C."""
+    `line` is the most bytes that a row may have: a piece of page-locked memory has to hold it."""
+    part = tuning.panel_part
     rates = Rates(*rates_key[:3], flops={}, source="")
     found: list[tuple[float, int, Blocks]] = []
-    longest = max(_PANELS[-1], _DEEPEST // max(m, n) // _PART * _PART if m * n <= _LITTLE else 0)
-    steps = {*_PANELS, *(step for step in (longest, longest // 4 // _PART * _PART) if step > _PANELS[-1])}
+    longest = max(_PANELS[-1], tuning.deepest_panel // max(m, n) // part * part if m * n <= tuning.small_block else 0)
+    steps = {*_PANELS, *(step for step in (longest, longest // 4 // part * part) if step > _PANELS[-1])}
     deep = sorted(step for step in steps if step < min(k, line // item + 1)) + [k] * (k <= min(longest, line // item))
     deep = [step for step in deep if step == k or not operands.whole[2]]
     downs, acrosses = ([m] if operands.whole[0] else _cuts(m)), ([n] if operands.whole[1] else _cuts(n))
@@ -198,9 +193,11 @@ def choose_blocks(
                 continue
             if found and rows * columns * wide * _SMALL < room:
                 break
-            strip = rows if operands.whole[0] and not operands.same else _strip(rows, columns * wide, shortest)
+            strip = (
+                rows if operands.whole[0] and not operands.same else _strip(rows, columns * wide, tuning.device_strip)
+            )
             for panel in deep:
-                blocks = Blocks(rows, columns, panel, strip, panels, strips, item, wide, operands)
+                blocks = Blocks(rows, columns, panel, strip, panels, strips, item, wide, tuning, operands)
                 if blocks.held <= room:
                     found.append((blocks.seconds(m, n, k, rates, rates_key[3]), blocks.held, blocks))
         if found and panels == 2:
@@ -231,11 +228,11 @@ def _even(cut: int) -> int:
     return -(-cut // step) * step
 
 
-def bare_blocks(m: int, n: int, k: int, item: int, wide: int, edge: int, operands: Operands = PLAIN) -> Blocks:
+def bare_blocks(m: int, n: int, k: int, item: int, wide: int, tuning: Tuning, operands: Operands) -> Blocks:
     """The smallest blocks that work."""
-    whole = operands.whole
+    whole, edge = operands.whole, tuning.edge
     rows, columns = (m if whole[0] else min(m, edge)), (n if whole[1] else min(n, edge))
-    return Blocks(rows, columns, k if whole[2] else min(k, edge), rows, 1, 1, item, wide, operands)
+    return Blocks(rows, columns, k if whole[2] else min(k, edge), rows, 1, 1, item, wide, tuning, operands)
 
 
 @dataclass(slots=True)
@@ -273,9 +270,8 @@ class _Product:
             _Place(start + i * blocks.strip_bytes) for i in range(0 if blocks.operands.same else blocks.strips)
         ]
         self._casts = start + len(self._strips) * blocks.strip_bytes
-        alone = (
-            blocks.item != blocks.wide or blocks.operands.same or blocks.split > 1
-        )  # they share a place for what is made
+        # they share a place for what is made
+        alone = blocks.item != blocks.wide or blocks.operands.same or blocks.split > 1
         self._order: tuple[Stream, ...] = ("work",) if alone else ("work", "side")
         """Strips in turn: the last wave of one product leaves room for the first of the next."""
         self._drained: list[Event] = []

@@ -309,11 +309,8 @@ class DeviceReducePass(OnDevice, ReducePass):
         found, place = self.local.make(registers, behind, arrays, place, region)
         returns = []
         for number, (source, accumulator) in enumerate(self.accumulators):
-            ins, dtype, kept = (
-                self.local.leaves_of(source, region, found),
-                dtype_there(accumulator),
-                accumulator.kept(shape),
-            )
+            ins, dtype = self.local.leaves_of(source, region, found), dtype_there(accumulator)
+            kept = accumulator.kept(shape)
             folding = Folding(device, registers[id(source)], behind)
             total = device.view(place, kept, dtype)
             place += array_bytes(kept, dtype)

@@ -180,17 +180,17 @@ class DeviceContractPass(ContractPass):
     def _cut(self, sized: SizedProduct, piece: int, bare: bool) -> dict[tuple[int, int, int], Blocks]:
         """Blocks for every kind of tile and panel."""
         blocks = {}
-        item, wide, edge = self._item, self.working.itemsize, self.tuning.edge
+        item, wide = self._item, self.working.itemsize
         rates, room = self.device_budget.device.rates(), self.device_budget.room
         flops = rates.product(self.working.char, self.device_budget.tf32)[1]
         key = (rates.link_in, rates.link_out, rates.memory, flops)
-        line, shortest = piece or 1 << 40, self.tuning.device_strip
+        line = piece or 1 << 40
         for region, _ in self.kinds(sized.grid, sized.chunk):
             _, m, n, k, _ = self._matrix(region)
-            blocks[m, n, k] = self._blocks(m, n, k, (item, wide, room, line, key, shortest), edge, bare)
+            blocks[m, n, k] = self._blocks(m, n, k, (item, wide, room, line, key, self.tuning), bare)
         return blocks
 
-    def _blocks(self, m: int, n: int, k: int, how: tuple[Any, ...], edge: int, bare: bool) -> Blocks:
+    def _blocks(self, m: int, n: int, k: int, how: tuple[Any, ...], bare: bool) -> Blocks:
         """The best blocks; where both operands are the same, with C in one, if that fits."""
         known = self._operands
         choose = choose_blocks if known.left is known.right is None else choose_blocks.__wrapped__
@@ -201,7 +201,7 @@ class DeviceContractPass(ContractPass):
                 return found
         if not bare and (found := choose(m, n, k, *how, apart)):
             return found
-        return bare_blocks(m, n, k, how[0], how[1], edge, apart)
+        return bare_blocks(m, n, k, how[0], how[1], self.tuning, apart)
 
     @property
     def _item(self) -> int:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outsize.array.store.base import Block
+from outsize.array.tuning import Tuning
 
 _NAMES = (("scipy_", "64_"), ("", "64_"), ("scipy_", ""), ("", ""))
 """Prefix and suffix that builds of OpenBLAS give their symbols; the suffix also tells 64-bit integers."""
@@ -32,9 +33,6 @@ _GEMM = {"f": "cblas_sgemm", "d": "cblas_dgemm"}
 """dtype character -> routine."""
 _TRSM = {"f": "cblas_strsm", "d": "cblas_dtrsm"}
 _GETRF = {"f": "sgetrf_", "d": "dgetrf_", "F": "cgetrf_", "D": "zgetrf_"}
-
-STRIP_BYTES = 32 << 20
-"""Bytes of a strip where the budget is large: longer ones are no faster."""
 
 _LARGER = 1 if platform.machine().lower() in ("x86_64", "amd64", "aarch64", "arm64") else 2
 _DEPTH = 1024 * _LARGER
@@ -66,7 +64,7 @@ class Packing(NamedTuple):
 NOTHING = Packing()
 
 
-def packing(rows: int, columns: int, depth: int, dtype: np.dtype[Any], strip: int = STRIP_BYTES) -> Packing:
+def packing(rows: int, columns: int, depth: int, dtype: np.dtype[Any], strip: int = Tuning().strip) -> Packing:
     """What a product of rows x depth by depth x columns takes, its rows in strips of so many bytes."""
     if dtype.kind not in _SHARE or not rows * columns * depth:  # whole numbers are multiplied without BLAS
         return NOTHING
@@ -74,7 +72,7 @@ def packing(rows: int, columns: int, depth: int, dtype: np.dtype[Any], strip: in
     return Packing(left, min(columns * depth * dtype.itemsize, _SHARE[dtype.kind]) + _LITTLE)
 
 
-def strip_rows(depth: int, itemsize: int, strip: int = STRIP_BYTES) -> int:
+def strip_rows(depth: int, itemsize: int, strip: int = Tuning().strip) -> int:
     """Rows of the left matrix that are handed to BLAS at once."""
     return max(1, strip // max(1, min(depth, _DEPTH) * itemsize))
 
@@ -145,7 +143,7 @@ def blas_threads(count: int) -> Iterator[None]:
         setter[0](ctypes.c_int(before))
 
 
-def multiply_add(a: Block, b: Block, c: Block, strip: int = STRIP_BYTES, scale: float = 1.0) -> None:
+def multiply_add(a: Block, b: Block, c: Block, strip: int = Tuning().strip, scale: float = 1.0) -> None:
     """c += scale * a @ b for matrices; c is C-ordered along its rows, a and b lie any way. Neither what BLAS copies of a at once
     nor, where `gemm` is not found, the product that is added passes `strip` bytes, but for a row."""
     size = max(a.itemsize, c.itemsize)

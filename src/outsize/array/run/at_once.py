@@ -10,7 +10,7 @@ tests see the passes.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,8 +36,6 @@ from outsize.machine.budget import current_wishes
 _EMPTY = np.empty(0, np.uint8)
 _EACH = 4
 """Bytes that making a node takes, for each byte of it and of what it reads: results, copies and temporaries."""
-_CORE_FLOPS = 3e10
-"""Operations a second of a core in a product."""
 
 
 def compute_at_once(roots: Sequence[Node], budget: Any = None) -> list[Block] | None:
@@ -172,7 +170,8 @@ def _beside(node: Node, work: _Work, tuning: Tuning, limited: bool) -> int:
     end = node.inputs[0] if isinstance(node, Reduce) else node
     if not any(work.inlined.get(id(child)) is node for child in node.inputs):
         return 0
-    chain = work.chains[id(end)] = compile_program(end, _Whole(work.inlined, end), tuning.slice)
+    read = {one for one in work.order if one is not end and id(one) not in work.inlined}  # as they are
+    chain = work.chains[id(end)] = compile_program(end, read, tuning.slice)
     return chain.scratch(end.shape) + tuning.slice
 
 
@@ -180,17 +179,6 @@ def _is_long(node: Contract, tuning: Tuning) -> bool:
     """True where a sum of narrow numbers is made of wide ones."""
     a = node.inputs[0]
     return node.dtype.char in "fF" and math.prod(a.shape[a.ndim - node.summed :]) > tuning.long_sum
-
-
-@dataclass(frozen=True, slots=True)
-class _Whole(Container[Node]):
-    """The nodes that a chain reads as they are."""
-
-    inlined: dict[int, Node]
-    end: Node
-
-    def __contains__(self, node: object) -> bool:
-        return node is not self.end and id(node) not in self.inlined
 
 
 def _seconds(node: Node, tuning: Tuning) -> float:
@@ -206,7 +194,7 @@ def _seconds(node: Node, tuning: Tuning) -> float:
     if isinstance(node, Contract):
         summed = math.prod(node.inputs[0].shape[node.inputs[0].ndim - node.summed :])
         flops = 2 * size // node.dtype.itemsize * summed
-        return moved / tuning.core_bytes + flops / (_CORE_FLOPS * cores())
+        return moved / tuning.core_bytes + flops / (tuning.core_flops * cores())
     return moved / (tuning.core_bytes if isinstance(node, Reduce) else tuning.core_slow_bytes)
 
 
