@@ -12,7 +12,6 @@ import itertools
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,6 @@ _WORDS = 4
 """Words of one count of the generator."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Random(Node):
     """Numbers drawn by their places."""
 

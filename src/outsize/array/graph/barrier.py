@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from outsize.array.kernels.ranks import Rule
 from outsize.array.store.base import Block, Region, region_shape
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Barrier(Node):
     """Base of these nodes."""
 
@@ -47,7 +45,6 @@ class Barrier(Node):
         return tuple((0, lengths[axis]) if axis in self.lane else span for axis, span in enumerate(region))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Reduce(Barrier):
     """A reduction; reduced axes stay with length 1."""
 
@@ -84,7 +81,6 @@ class Reduce(Barrier):
         return self.name
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Select(Reduce):
     """A reduction of the last axis to several elements of it; further inputs have a row for each lane."""
 
@@ -99,7 +95,6 @@ class Select(Reduce):
         return (self.name, *self.rule.detail(), self.shape)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Scan(Barrier):
     """A running sum or product along an axis."""
 
@@ -135,7 +130,6 @@ class Scan(Barrier):
         return f"cumulative {self.ufunc.__name__}"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Contract(Barrier):
     """Sum over k of A[batch, m, k] * B[batch, k, n], where each letter stands for a number of axes."""
 
@@ -161,7 +155,6 @@ class Contract(Barrier):
         return product.astype(self.dtype, copy=False).reshape(self.shape)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Lane(Barrier):
     """A function of whole lanes along one axis: sort, argsort, quantiles of rows."""
 
@@ -229,7 +222,6 @@ class Lane(Barrier):
         return self.name
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Settled(Barrier):
     """Its input, written out before anything reads it: what comes next would otherwise read it in crumbs."""
 

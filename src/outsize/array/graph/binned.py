@@ -7,7 +7,6 @@ the same read, so the rows are never there all at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ _AT_WORK = 64
 """Bytes that counting takes for each of them."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Binned(Node):
     """count(values, weights or None) -> the counts of all bins, for each block."""
 
@@ -74,7 +72,6 @@ def count_bins(
     return make.reduce("sum", made, 0)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Present(Node):
     """Marks the whole numbers that each block of a flat array has, in memory that all blocks share: they only ever set what
     others may set too. What it gives says nothing."""

@@ -90,7 +90,6 @@ def operation(ufunc: np.ufunc) -> Operation:
     return Operation(ufunc.__name__, lambda out, *blocks: ufunc(*blocks, out=out), ufunc, (operation, (ufunc,)))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Elementwise(Node):
     """An operation on blocks that broadcast together."""
 

@@ -12,7 +12,6 @@ import itertools
 import math
 import threading
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,7 +40,6 @@ def _packed(block: Block, dtype: np.dtype[Any]) -> bool:
     return block.dtype == dtype and block.strides[-1] == dtype.itemsize
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Runs(Barrier):
     """Lanes cut into runs, each sorted; with whole numbers beside the elements where the dtype is a pair."""
 
@@ -86,7 +84,6 @@ class Runs(Barrier):
         return result
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Merged(Barrier):
     """The runs of each lane as one."""
 

@@ -7,7 +7,6 @@ hold it. `Search` finds where elements belong in a sorted array: a piece of that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from outsize.array.store.base import Block, Region, region_shape
 from outsize.array.tuning import current
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Tally(Node):
     """How many elements of each block are true."""
 
@@ -44,7 +42,6 @@ class Tally(Node):
         return result
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class First(Node):
     """True where an element of a sorted array is not equal to the one before it."""
 
@@ -81,7 +78,6 @@ def first_of_equal(values: Node, equal_nan: bool) -> Node:
     return First(shape=values.shape, dtype=np.dtype(bool), inputs=(values,), equal_nan=equal_nan)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Filtered(Node):
     """The elements of the second input where the first is true."""
 
@@ -151,7 +147,6 @@ def flat_mask(node: Node) -> Node:
     return make.reshape(node, (-1,))
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Search(Node):
     """Where elements of the second input belong in the first, which is sorted."""
 

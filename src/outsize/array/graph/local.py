@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from outsize.array.graph.barrier import Barrier, Contract, Lane, Reduce, Scan
@@ -29,7 +29,6 @@ _DEEP = 8
 """Reductions of lanes in lanes in lanes that a chunk on a device has places for."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Once(Node):
     """Its input, made once a region for several readers."""
 
@@ -40,7 +39,6 @@ class Once(Node):
         return self.inputs[0].label()
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Together(Barrier):
     """Several results that are wanted at once: the top of a graph, which nothing makes."""
 
@@ -53,7 +51,6 @@ class Together(Barrier):
 Graph = TypeVar("Graph", bound=Node)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Rows(Node):
     """Its input, a few indices of one axis at a time."""
 

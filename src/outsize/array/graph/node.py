@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, dataclass_transform
 
 import numpy as np
 
@@ -30,6 +30,7 @@ _MOST = 2**63 - 1
 """Elements that an array can have, and that one axis can."""
 
 
+@dataclass_transform(eq_default=False, kw_only_default=True, frozen_default=True)
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Node:
     """One operation."""
@@ -74,8 +75,10 @@ class Node:
         return self.dtype.itemsize
 
     def __init_subclass__(cls) -> None:
-        """A node without a rule cannot exist. (An abstract base class would say so too, and make every `isinstance` slow.)"""
+        """Every kind of node is a frozen dataclass, and none without a rule can exist. (An abstract base class would say so
+        too, and make every `isinstance` slow.)"""
         assert cls.evaluate is not Node.evaluate, f"{cls.__name__} has no rule that makes a region of it"
+        dataclass(frozen=True, eq=False, kw_only=True)(cls)
 
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         """The block of a region: written into `out` where that is given and convenient, else wherever it lies."""
@@ -103,7 +106,6 @@ _FIELDS = len(fields(Node))
 """Fields that every node has."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Source(Node):
     """An array in a store."""
 
@@ -120,7 +122,6 @@ class Source(Node):
         return os.path.basename(self.store.name.rstrip("/")) or self.store.name
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Fill(Node):
     """One value everywhere."""
 
@@ -134,7 +135,6 @@ class Fill(Node):
         return (np.asarray(self.value, self.dtype).tobytes(), self.shape, self.dtype.str)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Range(Node):
     """start + i * step along its only axis."""
 

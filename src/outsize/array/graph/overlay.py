@@ -6,14 +6,11 @@ covers of it is laid over; a region that is covered whole is not read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
 from outsize.array.store.base import Block, Region, region_shape
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Overlay(Node):
     """The first input with the second laid over a part of it. Both have the same axes."""
 

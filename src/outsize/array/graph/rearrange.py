@@ -10,7 +10,6 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ _SPARSE = 1 << 16
 """Bytes: with steps further apart than this, rows are read one by one and what lies between is left out."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Affine(Node):
     """Output index -> input index, axis by axis."""
 
@@ -127,7 +125,6 @@ _GAPS = 16
 """Elements of a whole row for each one that is wanted, at most: a plan holds them all."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Reshape(Node):
     """The same elements in C order under another shape."""
 
@@ -222,7 +219,6 @@ def _boxes(shape: Shape, start: int, stop: int) -> list[Region]:
     return boxes
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Concat(Node):
     """Arrays one after another along an axis."""
 
@@ -274,7 +270,6 @@ class Concat(Node):
         return list(found.values())
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Wrap(Node):
     """An array repeated end to end along an axis: index -> (index + shift) modulo its length."""
 
@@ -303,7 +298,6 @@ class Wrap(Node):
         return block
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Take(Node):
     """Chosen indices along an axis, in any order. The second input is the indices, one-dimensional; negative ones count from
     the end.

@@ -12,7 +12,6 @@ import hashlib
 import math
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ BOUNDARIES = ("none", "reflect", "nearest", "constant", "periodic")
 """What may lie outside the array. `reflect` repeats the edge element, as in SciPy."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Blocks(Node):
     """function(block of each input) -> block of the same shape as the region."""
 
@@ -49,7 +47,6 @@ class Blocks(Node):
         return f"map_blocks({getattr(self.function, '__name__', 'function')})"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
 class Window(Node):
     """function(block with `depth` more elements on every side) -> block of that shape, its margin dropped."""
 
