@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.kernels.blas import NOTHING, packing, strip_rows
-from outsize.array.store.base import Block, Buffer, round_up
+from outsize.array.store.base import Block, Buffer, block_in, round_up
 
 
 class Workspace:
@@ -38,9 +38,7 @@ class Workspace:
         self.used += round_up(size, 64)
         if self.buffer is None:
             return np.broadcast_to(np.zeros((), self.dtype), shape)
-        if not size:
-            return np.empty(shape, self.dtype)
-        return np.ndarray(shape, self.dtype, self.buffer[start : start + size].data)
+        return block_in(self.buffer[start : start + size], shape, self.dtype)
 
     def copy(self, array: Block) -> Block:
         """A C-ordered copy."""

@@ -13,6 +13,7 @@ from outsize.array.api.lazy import Array
 from outsize.array.graph import build as make
 from outsize.array.plan.prepare import resolve_budget
 from outsize.array.run.now import remove, scratch_file
+from outsize.array.store.base import block_in
 from outsize.array.store.formats.memory import MemoryStore
 from outsize.array.store.options import as_numpy
 from outsize.array.store.registry import create_sink, open_store
@@ -59,7 +60,7 @@ def _in_memory(shape: tuple[int, ...], dtype: np.dtype[Any], size: int, budget: 
         )  # fmt: skip
     memory = lock_memory(size) if pinned else None
     buffer = make_buffer(size) if memory is None else memory.array
-    store = MemoryStore(np.ndarray(shape, dtype, buffer.data) if size else np.empty(shape, dtype), writable=True)
+    store = MemoryStore(block_in(buffer, shape, dtype), writable=True)
     if memory is not None:
         weakref.finalize(store, memory.close)
     return Array(make.source(store))

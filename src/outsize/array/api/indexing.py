@@ -24,6 +24,7 @@ from outsize.array.graph.node import Node, Range
 from outsize.array.graph.overlay import Overlay
 from outsize.array.run.now import count, make_now
 from outsize.array.run.results import compute_node
+from outsize.array.store.base import Region
 from outsize.array.tuning import current
 from outsize.core.errors import InputError
 
@@ -104,18 +105,25 @@ def replaced(node: Node, key: Any, value: Node) -> Node:
         new = make.cast(_scattered(view, parts, value), node.dtype)
     else:
         new = make.cast(make.broadcast_to(_fitted(value, view.ndim), view.shape), node.dtype)
-    steps, shape = [], []
-    for axis, part in enumerate(part for part in parts.view if part is not None):
-        length = node.shape[axis]
-        whole = range(*part.indices(length)) if isinstance(part, slice) else (make.whole_index(part, length, axis),)
-        steps.append((whole[0] if len(whole) else 0, whole.step if isinstance(whole, range) else 1))
-        shape.append(len(whole))
+    spans = _spans(node, parts.view)
+    steps, shape = tuple((start, step) for start, step, _ in spans), tuple(number for _, _, number in spans)
     if 0 in shape:
         return node
-    part = make.reshape(new, tuple(shape))
+    part = make.reshape(new, shape)
     if part.shape == node.shape and all(step == (0, 1) for step in steps):
         return part
-    return Overlay(shape=node.shape, dtype=node.dtype, inputs=(node, part), steps=tuple(steps))
+    return Overlay(shape=node.shape, dtype=node.dtype, inputs=(node, part), steps=steps)
+
+
+def _spans(node: Node, view: tuple[Any, ...]) -> list[tuple[int, int, int]]:
+    """(start, step, how many) along each axis of an array, of the numbers and slices of a key."""
+    found = []
+    for axis, part in enumerate(part for part in view if part is not None):
+        length = node.shape[axis]
+        start = 0 if isinstance(part, slice) else make.whole_index(part, length, axis)
+        whole = range(*part.indices(length)) if isinstance(part, slice) else range(start, start + 1)
+        found.append((whole[0] if len(whole) else 0, whole.step, len(whole)))
+    return found
 
 
 def _fitted(value: Node, ndim: int) -> Node:
@@ -301,22 +309,12 @@ def _in_order(chosen: make.Indices, length: int, new: Node, axis: int) -> tuple[
     return make_now(sort_lanes(flat)), make.take(new, by, axis)
 
 
-def region_of(key: Any, base: Node) -> tuple[tuple[tuple[int, int], ...], tuple[Any, ...]]:
-    """(the region of a store that a key names, the key with a part for each axis); only numbers and slices of step 1 name one."""
-    region: list[tuple[int, int]] = []
-    parts = make.expand_ellipsis(list(key) if isinstance(key, tuple) else [key], base)
-    for part in parts:
-        if part is None:
-            continue
-        length = base.shape[len(region)]
-        if isinstance(part, slice):
-            start, stop, step = part.indices(length)
-            if step != 1:
-                raise InputError(f"in-place writing takes slices of step 1, not {step}")
-            region.append((start, max(start, stop)))
-            continue
-        if not isinstance(part, int | np.integer):
-            raise InputError("in-place writing takes whole numbers and slices, not lists of indices")
-        start = make.whole_index(part, length, len(region))
-        region.append((start, start + 1))
-    return tuple(region), tuple(parts)
+def region_of(key: Any, base: Node) -> Region:
+    """The region of a store that a key names; only numbers and slices of step 1 name one."""
+    parts = _take_apart(base, key)
+    spans = _spans(base, parts.view)
+    if parts.picks or any(step != 1 for _, step, _ in spans):
+        raise InputError(
+            "in-place writing takes whole numbers and slices of step 1, not other steps and lists of indices"
+        )
+    return tuple((start, start + number) for start, _, number in spans)

@@ -25,7 +25,7 @@ from outsize.array.kernels.copies import copy_block
 from outsize.array.plan.prepare import resolve_budget
 from outsize.array.run.now import remove, scratch_file
 from outsize.array.run.results import compute_node
-from outsize.array.store.base import Block, Store, whole
+from outsize.array.store.base import Block, Store, block_in, whole
 from outsize.array.store.formats.npy import describe
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.memory import HOST, Allowance, Budget
@@ -103,8 +103,7 @@ class Room:
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
     """Memory of its own mapping, which goes back to the system at once when it is let go."""
-    size = math.prod(shape) * dtype.itemsize
-    return np.ndarray(shape, dtype, make_buffer(size).data) if size else np.empty(shape, dtype)
+    return block_in(make_buffer(math.prod(shape) * dtype.itemsize), shape, dtype)
 
 
 # triangles in memory

@@ -22,7 +22,7 @@ from outsize.array.graph.node import Node, Source, put_together, take_apart, wal
 from outsize.array.run.execute import ARRAY_PREFIX
 from outsize.array.run.now import keep_now, masked
 from outsize.array.run.results import compute_node, plan_node, save_node, to_numpy, update_node
-from outsize.array.store.base import Block, Store
+from outsize.array.store.base import Block, Store, region_shape
 from outsize.array.tuning import current
 from outsize.core.errors import InputError
 from outsize.core.events import Listener, default_listener
@@ -260,11 +260,9 @@ class Array(Methods):
 
     def _write(self, key: Any, value: Any) -> None:
         assert isinstance(self.node, Source)
-        region, whole = indexing.region_of(key, self.node)
-        shape = tuple(b - a for a, b in region)
-        target = make.index(self.node, whole)
-        spread = make.broadcast_to(_fitting(value, self.dtype), target.shape)
-        update_node(make.cast(make.reshape(spread, shape), self.dtype), self.node.store, region)
+        region = indexing.region_of(key, self.node)
+        spread = make.broadcast_to(_fitting(value, self.dtype), make.index(self.node, key).shape)
+        update_node(make.cast(make.reshape(spread, region_shape(region)), self.dtype), self.node.store, region)
 
     # Shapes
 

@@ -19,6 +19,7 @@ from outsize.array.kernels.accumulators import KINDS, finish, make_accumulator
 from outsize.array.kernels.blas import NOTHING, Packing
 from outsize.array.kernels.ranks import Rule
 from outsize.array.store.base import Block, Region, region_shape
+from outsize.array.tuning import Tuning
 
 
 class Barrier(Node):
@@ -140,13 +141,18 @@ class Contract(Barrier):
 
     called = "matrix product"
 
+    def widens(self, tuning: Tuning) -> bool:
+        """True where so many narrow numbers are summed that it is done in wide ones."""
+        a = self.inputs[0]
+        return self.dtype.char in "fF" and math.prod(a.shape[a.ndim - self.summed :]) > tuning.long_sum
+
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         if not frame.at_once:
             return super().evaluate(region, frame, out)
         wide = {"e": np.float32, "f": np.float64, "F": np.complex128}
         a, b = (frame.evaluate(child, tuple((0, n) for n in child.shape)) for child in self.inputs)
         summed = a.shape[a.ndim - self.summed :]
-        if self.dtype.char == "e" or (self.dtype.char in "fF" and math.prod(summed) > frame.tuning.long_sum):
+        if self.dtype.char == "e" or self.widens(frame.tuning):
             a, b = (block.astype(wide[self.dtype.char]) for block in (a, b))
         batch, rows = a.shape[: self.batch], a.shape[self.batch : a.ndim - self.summed]
         left = a.reshape((*batch, math.prod(rows), math.prod(summed)))

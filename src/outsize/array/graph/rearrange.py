@@ -135,7 +135,7 @@ class Reshape(Node):
             return block[tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(region, wide, strict=True))]
         shape = region_shape(region)
         before, after = self._alike()
-        straight = out is not None and out.dtype == self.dtype and _runs_on(out, before, len(shape) - after)
+        straight = out is not None and out.dtype == self.dtype and runs_on(out, before, len(shape) - after)
         block = out if out is not None and straight else frame.array(shape, self.dtype)
         if 0 in self.shape:  # a plan asks for one element at least
             return block
@@ -191,7 +191,7 @@ class Reshape(Node):
         return before, next((place for place, (own, other) in enumerate(rest) if own != other), len(rest))
 
 
-def _runs_on(block: Block, first: int, end: int) -> bool:
+def runs_on(block: Block, first: int, end: int) -> bool:
     """True where these axes of a block are one long axis as they lie."""
     axes = [axis for axis in range(first, end) if block.shape[axis] > 1]
     return all(block.strides[a] == block.strides[b] * block.shape[b] for a, b in itertools.pairwise(axes))

@@ -96,9 +96,13 @@ class Sized(Sizes):
         buffers, slots = self.workers * self.worker_bytes, self.slots * self.slot_bytes
         return buffers * self.work.locks[0] + slots * self.work.locks[1] + self.shared_bytes
 
+    def sizes(self) -> dict[str, Any]:
+        """All but the pass, by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "work"}
+
     def extended(self, kind: type[Kind], **more: Any) -> Kind:
         """The same with more sizes, or others."""
-        return kind(**{field.name: getattr(self, field.name) for field in fields(self)} | more)
+        return kind(work=self.work, **self.sizes() | more)
 
     def step(self, resident: tuple[Part, ...]) -> Step:
         """This pass as a step of a plan; `resident` is what else is held meanwhile."""

@@ -22,6 +22,7 @@ import numpy as np
 from outsize.array.graph.barrier import Contract
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, nodes_below
+from outsize.array.graph.rearrange import runs_on
 from outsize.array.kernels.blas import Packing, find_symbol, multiply_add, packing, takes
 from outsize.array.memo import remembered
 from outsize.array.passes.base import ANY, BARE, Effort, Job, Pass, Room, Sized, split
@@ -90,8 +91,7 @@ class ContractPass(Pass):
         dtype = self.node.dtype
         if dtype.char == "e":
             return np.dtype(np.float32)
-        long = math.prod(self.lengths) > self.tuning.long_sum and self.node.nbytes <= self.tuning.small_result
-        if dtype.char in "fF" and long:
+        if self.node.widens(self.tuning) and self.node.nbytes <= self.tuning.small_result:
             return np.dtype(np.float64 if dtype.char == "f" else np.complex128)
         return dtype.newbyteorder("=")
 
@@ -186,7 +186,9 @@ class ContractPass(Pass):
         block = frame.evaluate(child, region)
         dtype = self._element
         shape = grouped(block.shape, axes)
-        if block.dtype != dtype or not _reshapes(block, axes) or not takes(block.reshape(shape)):
+        edges = itertools.pairwise(itertools.accumulate((0, *axes)))
+        merges = all(runs_on(block, low, high) for low, high in edges)  # without a copy
+        if block.dtype != dtype or not merges or not takes(block.reshape(shape)):
             packed = frame.array(block.shape, dtype)
             frame.copy(packed, block)
             block = packed
@@ -445,14 +447,3 @@ def grouped(shape: tuple[int, ...], axes: tuple[int, int, int]) -> tuple[int, ..
     first, second = axes[0], axes[0] + axes[1]
     matrix = (math.prod(shape[first:second]), math.prod(shape[second:]))
     return (math.prod(shape[:first]), *matrix) if axes[0] else matrix
-
-
-def _reshapes(block: Block, axes: tuple[int, int, int]) -> bool:
-    """True where merging each group of axes into one needs no copy."""
-    edges = list(itertools.accumulate((0, *axes)))
-    for low, high in itertools.pairwise(edges):
-        live = [axis for axis in range(low, high) if block.shape[axis] > 1]
-        for slow, fast in itertools.pairwise(live):
-            if block.strides[slow] != block.strides[fast] * block.shape[fast]:
-                return False
-    return True

@@ -200,13 +200,8 @@ class ReducePass(Pass):
 
     def _grain(self) -> Box:
         """The smallest chunk: of what riders' sinks write in one piece, the least that is whole for all."""
-        grains = [
-            math.lcm(1, *(max(1, sink.granule[axis]) for _, _, sink in self.riders)) for axis in range(len(self.domain))
-        ]
-        return tuple(
-            max(1, n if axis in self.lanes else min(grain, max(1, n)))
-            for axis, (grain, n) in enumerate(zip(grains, self.domain, strict=True))
-        )
+        grains = self._together([sink for _, _, sink in self.riders])
+        return tuple(max(1, n) if axis in self.lanes else grains[axis] for axis, n in enumerate(self.domain))
 
     def _choose_tile(self, allowed: int) -> Box:
         """Cut the kept axes, slowest first, until the state fits."""
@@ -221,12 +216,13 @@ class ReducePass(Pass):
 
     def _granules(self) -> Box:
         """Along each axis, what outputs write in one piece."""
-        made = [sink for node, sink in self.outputs if node in self.nodes]
-        grains = [math.lcm(1, *(max(1, sink.granule[axis]) for sink in made)) for axis in range(len(self.domain))]
-        return tuple(
-            min(grain, max(1, n)) if axis in self.free else 1
-            for axis, (grain, n) in enumerate(zip(grains, self.domain, strict=True))
-        )
+        grains = self._together([sink for node, sink in self.outputs if node in self.nodes])
+        return tuple(grain if axis in self.free else 1 for axis, grain in enumerate(grains))
+
+    def _together(self, sinks: list[Sink]) -> Box:
+        """The least that is whole for all of these."""
+        grains = (math.lcm(1, *(max(1, sink.granule[axis]) for sink in sinks)) for axis in range(len(self.domain)))
+        return tuple(min(grain, max(1, n)) for grain, n in zip(grains, self.domain, strict=True))
 
     def _seconds(self, box: Box) -> float:
         return self.wait(self.probe_box(self.domain, box))

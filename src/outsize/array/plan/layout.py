@@ -255,10 +255,9 @@ def _group(nodes: list[Node], rank: dict[int, int], small: int) -> list[list[Nod
         if not node.barrier:
             continue
         key: tuple[object, ...] = (rank[id(node)], id(node))
-        if isinstance(node, Reduce) and node.nbytes <= small:
-            key = (rank[id(node)], "reduce", node.inputs[0].shape, _sources(node))
-        elif isinstance(node, Reduce):
-            key = (rank[id(node)], "reduce", node.inputs[0].shape, _sources(node), node.axes)
+        if isinstance(node, Reduce):
+            axes = () if node.nbytes <= small else node.axes
+            key = (rank[id(node)], "reduce", node.inputs[0].shape, _sources(node), axes)
         groups.setdefault(key, []).append(node)
     return [groups[key] for key in sorted(groups, key=lambda key: key[0])]  # type: ignore[arg-type, return-value]
 

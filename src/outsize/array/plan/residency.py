@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.graph.frame import phantom
-from outsize.array.store.base import Block, Buffer, Region, Sink, Store
+from outsize.array.store.base import Block, Buffer, Region, Sink, Store, block_in
 from outsize.array.store.formats.flat import FlatLayout, FlatSink, FlatStore
 from outsize.array.store.formats.memory import MemorySink, MemoryStore
 from outsize.array.store.io.file import AlignedFile
@@ -41,8 +41,7 @@ class Kept(MemorySink):
         return made
 
     def _lie_in(self, buffer: Buffer) -> None:
-        some = buffer.nbytes > 0
-        self.array = np.ndarray(self.shape, self.dtype, buffer.data) if some else np.empty(self.shape, self.dtype)
+        self.array = block_in(buffer, self.shape, self.dtype)
 
     def store(self) -> Store:
         """What reads it."""

@@ -159,7 +159,7 @@ def _beside(node: Node, work: _Work, tuning: Tuning, limited: bool) -> int:
     """Bytes that making a node takes beside it: registers of its chain, and what products copy."""
     if isinstance(node, Contract):
         a, b = node.inputs
-        wide = node.dtype.char == "e" or _is_long(node, tuning)
+        wide = node.dtype.char == "e" or node.widens(tuning)
         copied = (a.nbytes + b.nbytes) * (2 if wide else 1) if wide or a.ndim != 2 or b.ndim != 2 else 0
         if limited:  # BLAS's own buffers may be more than all the rest
             rows = node.nbytes // node.dtype.itemsize
@@ -173,12 +173,6 @@ def _beside(node: Node, work: _Work, tuning: Tuning, limited: bool) -> int:
     read = {one for one in work.order if one is not end and id(one) not in work.inlined}  # as they are
     chain = work.chains[id(end)] = compile_program(end, read, tuning.slice)
     return chain.scratch(end.shape) + tuning.slice
-
-
-def _is_long(node: Contract, tuning: Tuning) -> bool:
-    """True where a sum of narrow numbers is made of wide ones."""
-    a = node.inputs[0]
-    return node.dtype.char in "fF" and math.prod(a.shape[a.ndim - node.summed :]) > tuning.long_sum
 
 
 def _seconds(node: Node, tuning: Tuning) -> float:

@@ -165,14 +165,8 @@ class Nowhere(Sink):
     def traffic(self, region: Region) -> int:
         return 0
 
-    def sync(self) -> None:
-        """Nothing."""
-
     def commit(self) -> Store:
         """An array of nothing stands for it."""
         from outsize.array.store.formats.memory import MemoryStore
 
         return MemoryStore(np.empty(0, self.dtype), self.name)
-
-    def abort(self) -> None:
-        """Nothing."""

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -85,10 +85,11 @@ def pack(
     nodes = [node for node, _ in sized.work.outputs]
     bound = list(bindings)
     parts = take_apart(Together.of([*nodes, *bound]))
-    sizes = {field.name: getattr(sized, field.name) for field in fields(sized) if field.name != "work"}
     known = [samples.get(node) for node in bound]
     stores = [bindings[node] for node in bound]
-    packed: bytes = pickler().dumps((parts, len(nodes), sinks, stores, known, type(sized), sizes, tuning), protocol=5)
+    packed: bytes = pickler().dumps(
+        (parts, len(nodes), sinks, stores, known, type(sized), sized.sizes(), tuning), protocol=5
+    )
     return packed
 
 

@@ -84,6 +84,11 @@ def _libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
+def block_in(buffer: Buffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
+    """The block at the start of a buffer, which may be empty where the block is."""
+    return np.ndarray(shape, dtype, buffer.data) if math.prod(shape) else np.empty(shape, dtype)
+
+
 class Stored(abc.ABC):
     """What stores and sinks have in common: an array that is moved in regions. All methods are safe to call from many threads."""
 
@@ -201,17 +206,15 @@ class Sink(Stored):
     def write(self, region: Region, block: Block, buffer: Buffer) -> None:
         """Write a block into a region; disjoint regions may be written from several threads at once."""
 
-    @abc.abstractmethod
     def sync(self) -> None:
-        """Make everything written so far survive a crash."""
+        """Make everything written so far survive a crash; nothing where there is nothing that could, or writing does it."""
 
     @abc.abstractmethod
     def commit(self) -> Store:
         """Sync, give the output its final name, and open it."""
 
-    @abc.abstractmethod
     def abort(self) -> None:
-        """Remove the unfinished output."""
+        """Remove the unfinished output, where there is one."""
 
     def pieces(self, region: Region) -> list[Region]:
         """The region in parts that may be written at once, out of one block and with one scratch buffer."""
@@ -245,6 +248,3 @@ class InPlace(Sink):
     def commit(self) -> Store:
         self.sync()
         return self.store
-
-    def abort(self) -> None:
-        """Leave the array as it is."""

@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import os
 import warnings
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -96,8 +95,7 @@ def run_shared(
 
 
 def _pack(work: StreamPass, sized: Sized) -> bytes:
-    sizes = {field.name: getattr(sized, field.name) for field in fields(sized) if field.name != "work"}
-    content = (take_apart(work.node), work.axis, work.kernel, work.tuning, sizes)
+    content = (take_apart(work.node), work.axis, work.kernel, work.tuning, sized.sizes())
     packed: bytes = pickler().dumps(content, protocol=5)
     return packed
 

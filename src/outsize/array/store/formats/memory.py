@@ -93,14 +93,8 @@ class MemorySink(Sink):
     def traffic(self, region: Region) -> int:
         return 0
 
-    def sync(self) -> None:
-        """Nothing to do."""
-
     def commit(self) -> Store:
         return MemoryStore(self.array, self.name)
-
-    def abort(self) -> None:
-        """Nothing to remove."""
 
 
 def open_memory(source: Any, mode: str = "r") -> Store:

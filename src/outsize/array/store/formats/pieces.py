@@ -154,6 +154,3 @@ class ObjectSink(InPlace):
         key = tuple(slice(low + a, low + b) for low, (a, b) in zip(self._first, region, strict=True))
         with self._turn:
             self._target[key] = block
-
-    def sync(self) -> None:
-        """What its library does."""

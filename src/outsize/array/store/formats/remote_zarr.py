@@ -129,9 +129,6 @@ class RemoteZarrSink(Sink):
             array[tuple(slice(*axis) for axis in piece.region)] = block[piece.target]
             files.pipe_file(f"{inside}/{key}", memory.pop(key).to_bytes())
 
-    def sync(self) -> None:
-        """An object that was taken is kept."""
-
     def commit(self) -> Store:
         files, inside = open_files(self.name)
         _, memory = self._packer()

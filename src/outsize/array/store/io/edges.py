@@ -13,6 +13,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,14 @@ def edge_pages(runs: int) -> int:
     return min(2 * runs, _MOST)
 
 
+@dataclass(slots=True, eq=False)
 class Page:
     """A page of which the bytes from `low` to `high` are there."""
 
-    __slots__ = ("data", "high", "low", "number")
-
-    def __init__(self, number: int, data: Buffer, low: int, high: int) -> None:
-        self.number, self.data, self.low, self.high = number, data, low, high
+    number: int
+    data: Buffer
+    low: int
+    high: int
 
     @property
     def whole(self) -> bool:
