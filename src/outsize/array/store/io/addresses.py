@@ -20,7 +20,7 @@ import numpy as np
 
 from outsize.array.store.base import Buffer
 from outsize.array.store.io.file import telling
-from outsize.array.store.io.objects import Item, Objects, cut_short, refuse_longer
+from outsize.array.store.io.objects import Item, Objects, Take, cut_short
 from outsize.core.errors import InputError, MissingExtra
 from outsize.core.extras import missing, need
 
@@ -84,18 +84,10 @@ class Address(Objects):
         """Twice what the library brings at once: as it comes, and joined; and what a thread and its connection take."""
         return _LANE + 2 * min(size, _PIECE)
 
-    def read_whole(self, key: str, out: Buffer) -> Buffer:
-        with contextlib.closing(self._open(key)) as stream:
-            refuse_longer(self._named(key), stream.size, out)
-            stream.take(out[: stream.size])
-            return out[: stream.size]
-
     @contextlib.contextmanager
-    def stream(self, key: str, start: int, size: int) -> Iterator[Callable[[Buffer], None]]:
+    def open(self, key: str, start: int | None = None, size: int = 0) -> Iterator[tuple[str, int, Take]]:
         with contextlib.closing(self._open(key, start, size)) as stream:
-            if stream.size != size:
-                raise cut_short(self._named(key), stream.size)
-            yield stream.take
+            yield self._named(key), stream.size, stream.take
 
     def exists(self, key: str) -> bool:
         return bool(self._files.exists(self._path(key)))

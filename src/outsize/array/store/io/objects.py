@@ -18,7 +18,7 @@ from outsize.core.errors import StoreError
 from outsize.core.units import format_bytes
 
 Item = TypeVar("Item")
-Take = AbstractContextManager[Callable[[Buffer], None]]
+Take = Callable[[Buffer], None]
 """Fills memory with what comes next."""
 
 
@@ -33,13 +33,28 @@ class Objects(abc.ABC):
         return 0
 
     @abc.abstractmethod
-    def read_whole(self, key: str, out: Buffer) -> Buffer:
-        """A whole object at the start of `out`; one that is longer is refused. `FileNotFoundError` where there is none."""
+    def open(self, key: str, start: int | None = None, size: int = 0) -> AbstractContextManager[tuple[str, int, Take]]:
+        """(what messages call it, how many bytes there are, what fills memory with them in order): all of an object, or so many
+        from `start` on, the last ones where it is negative. `FileNotFoundError` where there is none."""
 
-    @abc.abstractmethod
-    def stream(self, key: str, start: int, size: int) -> Take:
-        """So many bytes from `start` on, in order: what comes back is called with memory to fill, and closed. Where `start` is
-        negative, the last ones."""
+    def read_whole(self, key: str, out: Buffer) -> Buffer:
+        """A whole object at the start of `out`; one that is longer is refused."""
+        with self.open(key) as (name, size, take):
+            if size > out.nbytes:
+                raise StoreError(
+                    f"chunk file {name} has {format_bytes(size)}, more than any encoding of its chunk "
+                    f"({format_bytes(out.nbytes)}): it is damaged", path=name,
+                )  # fmt: skip
+            take(out[:size])
+        return out[:size]
+
+    @contextlib.contextmanager
+    def stream(self, key: str, start: int, size: int) -> Iterator[Take]:
+        """So many bytes from `start` on; less is an error."""
+        with self.open(key, start, size) as (name, there, take):
+            if there != size:
+                raise cut_short(name, there)
+            yield take
 
     def read_range(self, key: str, start: int, out: Buffer) -> None:
         """So many bytes as `out` has, from `start` on."""
@@ -69,32 +84,15 @@ class Folder(Objects):
     def exists(self, key: str) -> bool:
         return os.path.exists(self.locate(key))
 
-    def read_whole(self, key: str, out: Buffer) -> Buffer:
-        path = self.locate(key)
-        with open(path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            refuse_longer(path, size, out)
-            _fill(file, path, out[:size])
-        return out[:size]
-
     @contextlib.contextmanager
-    def stream(self, key: str, start: int, size: int) -> Iterator[Callable[[Buffer], None]]:
+    def open(self, key: str, start: int | None = None, size: int = 0) -> Iterator[tuple[str, int, Take]]:
         path = self.locate(key)
         with open(path, "rb", buffering=0) as file:
             end = os.fstat(file.fileno()).st_size
-            if (start + size if start >= 0 else -start) > end:
-                raise cut_short(path, end)
-            file.seek(start, os.SEEK_SET if start >= 0 else os.SEEK_END)
-            yield lambda out: _fill(file, path, out)
-
-
-def refuse_longer(path: str, size: int, out: Buffer) -> None:
-    """A `StoreError` where an object is longer than anything that it may be."""
-    if size > out.nbytes:
-        raise StoreError(
-            f"chunk file {path} has {format_bytes(size)}, more than any encoding of its chunk "
-            f"({format_bytes(out.nbytes)}): it is damaged", path=path,
-        )  # fmt: skip
+            first = max(0, end + start) if start is not None and start < 0 else start or 0
+            file.seek(first)
+            there = end - first if start is None else min(size, max(0, end - first))
+            yield path, there, lambda out: _fill(file, path, out)
 
 
 def cut_short(path: str, size: int) -> StoreError:
