@@ -23,19 +23,15 @@ class Facts:
     known: Known = Known.BOUND
     """How these are known."""
     asked: float | None = None
-    """The error that was asked for."""
     norm: float | None = None
     """Frobenius norm of the data; None if unknown."""
     original: np.dtype[Any] | None = None
     """Element type of the data, None if it is that of the factors."""
     notes: tuple[str, ...] = ()
-    """What a user should know."""
     spectra: tuple[Spectrum, ...] = ()
     """Singular values and cuts."""
     plan: Plan | None = None
-    """What was planned."""
     seconds: float | None = None
-    """How long it took."""
     read: int | None = None
     """Bytes of data that were read in all."""
     measured: int | None = None

@@ -21,11 +21,9 @@ class Workspace:
     def __init__(self, dtype: np.dtype[Any], buffer: Buffer | None = None) -> None:
         self.dtype, self.buffer = dtype, buffer
         self.used = 0
-        """Bytes handed out."""
         self.packing = NOTHING
         """What BLAS takes for its own buffers."""
         self.operations = 0
-        """Multiplications."""
 
     @property
     def dry(self) -> bool:

@@ -188,7 +188,6 @@ class Factored:
     orders: tuple[Block, ...]
     """For each panel, from its own diagonal down, the order in which it took the rows that were there."""
     panels: tuple[Array, ...]
-    """The panels."""
 
     @property
     def n(self) -> int:

@@ -91,9 +91,7 @@ class Blocks:
     wide: int
     """Bytes of an element of C."""
     tuning: Tuning
-    """What sizes go by."""
     operands: Operands = PLAIN
-    """What is computed on the device."""
 
     @property
     def block_bytes(self) -> int:

@@ -56,7 +56,6 @@ class Folding:
     """Reductions of one chain's value."""
 
     device: Device
-    """The device."""
     registers: DeviceRegisters
     """The chain's registers."""
     scratch: int

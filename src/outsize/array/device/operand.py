@@ -104,7 +104,6 @@ class RawOperand:
     rows: tuple[int, int]
     """Which rows of the operand."""
     columns: tuple[int, int]
-    """Which columns."""
     loaded: tuple[tuple[Node, Region, Block], ...]
     """(leaf, the region of it that is there, the block)."""
 

@@ -28,32 +28,21 @@ _DTYPES = {
 
 _REAL, _FLOAT, _COMPLEX, _WHOLE = "bBhilefd", "efd", "FD", "bBhil"
 
-_PLAIN: dict[str, tuple[Any, str]] = {
-    "add": (torch.add, "?" + _REAL + _COMPLEX), "subtract": (torch.sub, _REAL + _COMPLEX),
-    "multiply": (torch.mul, "?" + _REAL + _COMPLEX), "divide": (torch.true_divide, _FLOAT + _COMPLEX),
-    "negative": (torch.neg, _REAL + _COMPLEX), "absolute": (torch.abs, _REAL + _COMPLEX),
-    "power": (torch.pow, _FLOAT), "remainder": (torch.remainder, _FLOAT), "square": (torch.square, _REAL + _COMPLEX),
-    "sqrt": (torch.sqrt, _FLOAT + _COMPLEX), "reciprocal": (torch.reciprocal, _FLOAT), "exp": (torch.exp, _FLOAT + _COMPLEX),
-    "exp2": (torch.exp2, _FLOAT), "expm1": (torch.expm1, _FLOAT), "log": (torch.log, _FLOAT + _COMPLEX),
-    "log2": (torch.log2, _FLOAT), "log10": (torch.log10, _FLOAT), "log1p": (torch.log1p, _FLOAT),
-    "sin": (torch.sin, _FLOAT), "cos": (torch.cos, _FLOAT), "tan": (torch.tan, _FLOAT), "sinh": (torch.sinh, _FLOAT),
-    "cosh": (torch.cosh, _FLOAT), "tanh": (torch.tanh, _FLOAT), "arcsin": (torch.asin, _FLOAT),
-    "arccos": (torch.acos, _FLOAT), "arctan": (torch.atan, _FLOAT), "arcsinh": (torch.asinh, _FLOAT),
-    "arccosh": (torch.acosh, _FLOAT), "arctanh": (torch.atanh, _FLOAT), "arctan2": (torch.atan2, _FLOAT),
-    "hypot": (torch.hypot, "fd"), "logaddexp": (torch.logaddexp, "fd"), "copysign": (torch.copysign, _FLOAT),
-    "maximum": (torch.maximum, "?" + _REAL), "minimum": (torch.minimum, "?" + _REAL),
-    "fmax": (torch.fmax, _REAL), "fmin": (torch.fmin, _REAL),
-    "floor": (torch.floor, _FLOAT), "ceil": (torch.ceil, _FLOAT), "trunc": (torch.trunc, _FLOAT),
-    "rint": (torch.round, _FLOAT), "signbit": (torch.signbit, _FLOAT),
-    "equal": (torch.eq, "?" + _REAL + _COMPLEX), "not_equal": (torch.ne, "?" + _REAL + _COMPLEX),
-    "less": (torch.lt, "?" + _REAL), "less_equal": (torch.le, "?" + _REAL), "greater": (torch.gt, "?" + _REAL),
-    "greater_equal": (torch.ge, "?" + _REAL), "logical_and": (torch.logical_and, "?" + _REAL + _COMPLEX),
-    "logical_or": (torch.logical_or, "?" + _REAL + _COMPLEX), "logical_xor": (torch.logical_xor, "?" + _REAL + _COMPLEX),
-    "logical_not": (torch.logical_not, "?" + _REAL + _COMPLEX), "bitwise_and": (torch.bitwise_and, "?" + _WHOLE),
-    "bitwise_or": (torch.bitwise_or, "?" + _WHOLE), "bitwise_xor": (torch.bitwise_xor, "?" + _WHOLE),
-    "invert": (torch.bitwise_not, "?" + _WHOLE),
+_ALL = "?" + _REAL + _COMPLEX
+_PLAIN = {
+    name: dtypes
+    for dtypes, names in (
+        (_ALL, "add multiply equal not_equal logical_and logical_or logical_xor logical_not"),
+        (_REAL + _COMPLEX, "subtract negative absolute square"), (_FLOAT + _COMPLEX, "divide sqrt exp log"),
+        ("?" + _REAL, "maximum minimum less less_equal greater greater_equal"), (_REAL, "fmax fmin"),
+        (_FLOAT, "power remainder reciprocal exp2 expm1 log2 log10 log1p sin cos tan sinh cosh tanh arcsin arccos arctan arcsinh "
+                 "arccosh arctanh arctan2 copysign floor ceil trunc rint signbit"),
+        ("fd", "hypot logaddexp"), ("?" + _WHOLE, "bitwise_and bitwise_or bitwise_xor invert"),
+    )
+    for name in names.split()
 }  # fmt: skip
-"""Elementwise operation -> torch's function, and the dtypes of inputs for which it means what NumPy means."""
+"""Elementwise operation -> the dtypes of inputs for which torch's function of this name means what NumPy's means."""
+_RENAMED = {"equal": torch.eq, "power": torch.pow, "rint": torch.round, "invert": torch.bitwise_not}
 
 
 def _where(out: Any, condition: Any, x: Any, y: Any) -> None:
@@ -127,10 +116,10 @@ class TorchKernels(Kernels):
         special = _SPECIAL.get(name)
         if special is not None:
             return special[0] if char in special[1] else None
-        plain = _PLAIN.get(name)
-        if plain is None or char not in plain[1]:
+        if char not in _PLAIN.get(name, ()):
             return None
-        return lambda out, *args: plain[0](*args, out=out)
+        plain = _RENAMED.get(name) or getattr(torch, name)
+        return lambda out, *args: plain(*args, out=out)
 
     def scalar(self, value: Any, dtype: np.dtype[Any]) -> Any:
         return torch.tensor(np.asarray(value).astype(dtype).item(), dtype=_DTYPES[dtype.char])

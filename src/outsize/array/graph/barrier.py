@@ -52,7 +52,6 @@ class Reduce(Barrier):
     name: str
     """A key of `kernels.accumulators.FINISH`."""
     axes: tuple[int, ...]
-    """Axes that are reduced."""
     working: np.dtype[Any]
     """dtype in which the result is accumulated."""
     ddof: float = 0
@@ -102,7 +101,6 @@ class Scan(Barrier):
     ufunc: np.ufunc
     """`np.add` or `np.multiply`, ...: anything with `accumulate`."""
     axis: int
-    """Along which axis."""
     working: np.dtype[Any]
     """dtype in which it is accumulated."""
 
@@ -167,7 +165,6 @@ class Lane(Barrier):
     function: Callable[..., Block]
     """Takes a block that is whole along the axis and returns one; may change its input."""
     name: str
-    """What it is called."""
     axis: int
     """The axis that is never cut."""
     memory: float

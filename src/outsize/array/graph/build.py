@@ -158,9 +158,7 @@ class Indices:
     node: Node
     """The numbers, one-dimensional."""
     low: int
-    """The smallest."""
     high: int
-    """The largest."""
     rising: bool
     """True where they are sorted."""
 

@@ -94,7 +94,6 @@ class Elementwise(Node):
     """An operation on blocks that broadcast together."""
 
     operation: Operation
-    """What is done."""
     args: tuple[Any, ...] = field(repr=False)
     """Operands in order, each a `Node` or a `Scalar`; None for a node where it stands alone."""
 

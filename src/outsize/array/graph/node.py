@@ -126,7 +126,6 @@ class Fill(Node):
     """One value everywhere."""
 
     value: Any
-    """The value."""
 
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         return np.broadcast_to(np.asarray(self.value, self.dtype), region_shape(region))
@@ -139,9 +138,7 @@ class Range(Node):
     """start + i * step along its only axis."""
 
     start: Any
-    """First value."""
     step: Any
-    """From one value to the next."""
 
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         block = frame.array(region_shape(region), self.dtype) if out is None else out

@@ -223,7 +223,6 @@ class Concat(Node):
     """Arrays one after another along an axis."""
 
     axis: int
-    """Which axis."""
 
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         alone = None if out is not None or frame.dry else self._alone(region, frame)
@@ -274,7 +273,6 @@ class Wrap(Node):
     """An array repeated end to end along an axis: index -> (index + shift) modulo its length."""
 
     axis: int
-    """Which axis."""
     shift: int = 0
     """Where the first copy begins; a roll is one copy with a shift."""
 
@@ -306,11 +304,9 @@ class Take(Node):
     """
 
     axis: int
-    """Which axis."""
     low: int
     """The smallest index, from 0 on."""
     high: int
-    """The largest."""
     rising: bool
     """True where the indices are sorted: then a part of them lies in a part of the axis."""
 

@@ -31,7 +31,6 @@ class Blocks(Node):
     """function(block of each input) -> block of the same shape as the region."""
 
     function: Callable[..., Any]
-    """What is called."""
     memory: float
     """Bytes it may allocate, as a multiple of its inputs' bytes."""
 
@@ -51,7 +50,6 @@ class Window(Node):
     """function(block with `depth` more elements on every side) -> block of that shape, its margin dropped."""
 
     function: Callable[..., Any]
-    """What is called."""
     memory: float
     """Bytes it may allocate, as a multiple of its input's bytes."""
     depth: tuple[int, ...]

@@ -50,7 +50,6 @@ class Program:
     leaves: tuple[Any, ...]
     """What it reads: nodes of the graph."""
     instructions: tuple[Instruction, ...]
-    """In order."""
     registers: tuple[np.dtype[Any], ...]
     """dtype of each register."""
     dtype: np.dtype[Any]

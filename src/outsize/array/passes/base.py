@@ -48,7 +48,6 @@ class Effort:
     """How generously a pass is sized."""
 
     workers: int
-    """Threads."""
     chunk: int
     """Bytes of buffer of each, unless the smallest piece needs more."""
     bare: bool = False
@@ -70,9 +69,7 @@ class Sized(Sizes):
     """A pass with all its sizes."""
 
     work: Sizable
-    """The pass."""
     grid: Grid
-    """Its tiles."""
     chunk: Box
     """The part of a tile that one worker makes at once."""
     packed: int
@@ -135,7 +132,6 @@ class Job:
     bindings: Mapping[Node, Store]
     """What earlier passes left: as it exists now."""
     progress: Progress
-    """Told what was moved."""
     opened: Any = None
     """What `Pass.opened` gave."""
 
@@ -379,7 +375,6 @@ class Pass(Sizable, Work):
 
 
 BARE = Effort(1, 0, bare=True)
-"""The barest effort."""
 
 
 def size(work: Sizable, room: Room) -> tuple[Sized, bool]:

@@ -43,13 +43,10 @@ class Prepared:
     wanted: tuple[Wanted, ...]
     """What is wanted, and where it goes."""
     budget: Budget
-    """What may be held."""
     plan: Plan
     """What it reads, writes and holds; it may not fit, which `plan.check()` says."""
     schedule: Schedule
-    """The passes of the plan."""
     device: DeviceBudget | None
-    """The device that takes part."""
 
     @property
     def node(self) -> Node:

@@ -55,7 +55,6 @@ class cluster:
         self.joined = Cluster(
             executor=self.executor, workers=facts, spread=workers or len(facts), cores=cores, scratch=folder
         )  # fmt: skip
-        """What was found."""
         self._token: contextvars.Token[Cluster | None] | None = set_cluster(self.joined)
 
     @staticmethod

@@ -53,7 +53,6 @@ class Done:
     peak: int = 0
     """Most bytes of its pool that were out at once."""
     seconds: float = 0.0
-    """How long it took."""
 
 
 @dataclass(slots=True)

@@ -243,7 +243,6 @@ class InPlace(Sink):
     """Writes into an array that exists: nothing to rename, nothing to remove."""
 
     store: Store
-    """The array."""
 
     def commit(self) -> Store:
         self.sync()

@@ -33,7 +33,6 @@ class Options(NamedTuple):
 
 
 DEFAULT = Options()
-"""Nothing was said."""
 
 
 def split_key(source: str, key: str | None) -> tuple[str, str | None]:

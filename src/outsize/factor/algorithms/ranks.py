@@ -24,7 +24,6 @@ class Survey:
     """What a mixture says of a mode."""
 
     axis: int
-    """Which mode."""
     basis: Block
     """Orthonormal columns."""
     energy: Block

@@ -12,7 +12,6 @@ import numpy as np
 from outsize.core.errors import InputError
 
 METHODS = ("auto", "tucker", "tt", "cp", "svd", "zfp", "float16", "bfloat16")
-"""Names of methods."""
 
 _NARROW = "?bBhHef"
 """dtypes whose values float32 holds."""

@@ -45,7 +45,6 @@ class Staging:
     """Staging as a plan sees it."""
 
     threads: int = 0
-    """Threads."""
     piece: int = 0
     """Bytes of each of their pieces."""
     spare: int = Tuning().stage_spare

@@ -25,7 +25,6 @@ class Member:
     """One entry of a zip."""
 
     path: str
-    """The zip file."""
     info: zipfile.ZipInfo
     """Its row of the directory."""
 

@@ -23,7 +23,6 @@ class Span(NamedTuple):
     """What one request brings."""
 
     key: str
-    """The object."""
     start: int | None
     """Its first byte; None for all of it."""
     size: int
