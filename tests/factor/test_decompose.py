@@ -14,7 +14,7 @@ import outsize
 from outsize.array.device.find import make_fake
 from outsize.array.tuning import Tuning, use
 from outsize.factor.algorithms.device_stream import DeviceStreamPass
-from outsize.factor.algorithms.rounding import round_tucker, tucker_bytes
+from outsize.factor.formats.rounding import round_tucker, tucker_bytes
 
 SMALL_TILES = replace(Tuning(), small=0, chunk=8192, largest=8192, least_box=2048)
 

@@ -56,6 +56,10 @@ def _unary(ufunc: np.ufunc) -> Callable[[Array], Array]:
     return lambda self: apply(operation(ufunc), self)
 
 
+def _as(kind: Any) -> Any:
+    return lambda self: kind(self._item())
+
+
 class Array(Methods):
     """An array that may be larger than memory."""
 
@@ -392,17 +396,7 @@ class Array(Methods):
         """A single value by its own format, such as `f"{x.mean():.3f}"`; an array by its text."""
         return format(self._item(), spec) if spec and not self.ndim else format(repr(self), spec)
 
-    def __bool__(self) -> bool:
-        return bool(self._item())
-
-    def __int__(self) -> int:
-        return int(self._item())
-
-    def __float__(self) -> float:
-        return float(self._item())
-
-    def __complex__(self) -> complex:
-        return complex(self._item())
+    __bool__, __int__, __float__, __complex__ = (_as(kind) for kind in (bool, int, float, complex))
 
     def __index__(self) -> int:
         if self.dtype.kind not in "iu":

@@ -223,7 +223,8 @@ def run_tiles(folder: str, name: str, samples: str, tiles: Sequence[int], budget
     done = replace(done, measured=tuple(meter.take() for meter in meters))
     node, sink = work.outputs[0]
     if isinstance(node, Runs) and isinstance(sink, Scratch):
-        files.put(samples, _pack_samples(index_of(sink.reader, node).take_all(), node))
+        with files.writing(samples) as file:
+            pickle.dump(index_of(sink.reader, node).take_all(), file, protocol=5)
     return done
 
 
@@ -234,23 +235,13 @@ def meters_of(work: Pass) -> list[Meter]:
     return [store.meter for store in stores if isinstance(store, MeasuredStore)]
 
 
-def _pack_samples(samples: Samples, node: Runs) -> list[Block]:
-    keys = sorted(samples)
-    table = np.array([[*lane, run, len(samples[lane, run])] for lane, run in keys], np.int64)
-    values = [samples[key] for key in keys]
-    return [table.reshape(len(keys), node.ndim + 1), np.concatenate(values) if values else np.empty(0, node.dtype)]
-
-
 def read_samples(files: SideFiles, number: int) -> Samples:
     """What the tasks of a pass have left that tells its runs apart."""
     found: Samples = {}
     for name in files.names():
         if name.startswith(f"{number}-samples-"):
-            table, values = files.get(name, 2)
-            at = 0
-            for *lane, run, length in table.tolist():
-                found[tuple(lane), run] = values[at : at + length]
-                at += length
+            with files.reading(name) as file:
+                found |= pickle.load(file)
     return found
 
 

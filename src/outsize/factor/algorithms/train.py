@@ -18,11 +18,11 @@ from outsize.array.store.base import Block
 from outsize.factor.algorithms.found import Found, room_for
 from outsize.factor.algorithms.ranks import Key, Survey
 from outsize.factor.algorithms.request import Request
-from outsize.factor.algorithms.rounding import Rounded, round_train, split_train, train_bytes
 from outsize.factor.algorithms.session import Session
 from outsize.factor.algorithms.shrink import gram_survey, one_thread, shrink, survey, working
 from outsize.factor.algorithms.tensor import Tensor
 from outsize.factor.algorithms.tucker import MOST, RESERVE, Account, brought, check_squares, choose_share, is_small
+from outsize.factor.formats.rounding import Rounded, round_train, split_train, train_bytes
 
 CUT = "cut of the train"
 """The last step."""

@@ -24,11 +24,11 @@ from outsize.factor.algorithms.fibers import Fibers
 from outsize.factor.algorithms.found import Found, room_for
 from outsize.factor.algorithms.ranks import Key, Survey
 from outsize.factor.algorithms.request import Request
-from outsize.factor.algorithms.rounding import Rounded, round_train, round_tucker, split_train, tucker_bytes
 from outsize.factor.algorithms.sampling import finite, gram_bytes
 from outsize.factor.algorithms.session import Session
 from outsize.factor.algorithms.shrink import Shrunk, gram_survey, one_thread, shrink, survey, working
 from outsize.factor.algorithms.tensor import Tensor
+from outsize.factor.formats.rounding import Rounded, round_train, round_tucker, split_train, tucker_bytes
 
 RESERVE = 0.02
 """Part of the asked error that is left for rounding."""

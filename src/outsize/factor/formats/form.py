@@ -216,13 +216,6 @@ def orthonormal(matrix: Block) -> tuple[Block, Block]:
     return q, r
 
 
-def count_kept(values: Block, allowed: float) -> tuple[int, float]:
-    """(how many of some falling singular values must stay, norm of the others); one stays at least."""
-    tails = np.sqrt(np.cumsum(values[::-1] ** 2))[::-1]  # tails[k]: norm of what goes when k stay
-    kept = max(1, int(np.count_nonzero(tails > allowed)))
-    return min(kept, len(values)), float(tails[kept]) if kept < len(values) else 0.0
-
-
 def svd(matrix: Block) -> tuple[Block, Block, Block]:
     """Thin SVD; LAPACK's second way where the first does not converge."""
     try:

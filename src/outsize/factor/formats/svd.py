@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -13,7 +14,6 @@ from outsize.factor.formats.form import (
     Change,
     Cut,
     Factors,
-    count_kept,
     expect,
     orthonormal,
     scale,
@@ -22,6 +22,7 @@ from outsize.factor.formats.form import (
     svd,
     wide,
 )
+from outsize.factor.formats.rounding import count_kept
 from outsize.factor.formats.tucker import Tucker
 from outsize.factor.workspace import Workspace
 
@@ -102,7 +103,7 @@ class Svd(Factors):
     def rounded(self, allowed: float) -> Cut:
         q, middle, p = self._middle()
         u, values, vh = svd(middle)
-        kept, lost = count_kept(values, allowed)
+        kept, lost2 = count_kept(values, allowed**2, None)
         made = (q @ u[:, :kept], values[:kept], vh[:kept] @ p.conj().T)
         form = Svd(*(one.astype(self.dtype if one.ndim == 2 else one.dtype) for one in made))
-        return Cut(form.cast(self.dtype), lost, (values,), (kept,))
+        return Cut(form.cast(self.dtype), math.sqrt(lost2), (values,), (kept,))

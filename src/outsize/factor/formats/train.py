@@ -15,15 +15,13 @@ from outsize.factor.formats.form import (
     Change,
     Cut,
     Factors,
-    count_kept,
     expect,
-    orthonormal,
     scale,
     settle,
     spectral,
-    svd,
     wide,
 )
+from outsize.factor.formats.rounding import from_right, round_train
 from outsize.factor.formats.tucker import Tucker
 from outsize.factor.workspace import Workspace
 
@@ -121,7 +119,7 @@ class Train(Factors):
         return complex(joined[0, 0])
 
     def careful_norm(self) -> float:
-        return float(np.linalg.norm(self._from_right()[0]))
+        return float(np.linalg.norm(from_right([wide(core) for core in self.cores])[0]))
 
     def magnitude(self) -> float:
         cores = [core.reshape(core.shape[0] * core.shape[1], core.shape[2]) for core in self.cores[:-1]]
@@ -130,30 +128,11 @@ class Train(Factors):
         back = math.prod(map(spectral, cores)) * float(np.linalg.norm(wide(self.cores[0])))
         return min(ahead, back)
 
-    def _from_right(self) -> list[Block]:
-        """Cores of which all but the first have orthonormal rows, in double precision."""
-        cores = [wide(core) for core in self.cores]
-        for place in range(len(cores) - 1, 0, -1):
-            rank, length, after = cores[place].shape
-            q, r = orthonormal(cores[place].reshape(rank, length * after).conj().T)
-            cores[place] = q.conj().T.reshape(q.shape[1], length, after)
-            cores[place - 1] = np.tensordot(cores[place - 1], r.conj().T, axes=1)
-        return cores
-
     def rounded(self, allowed: float) -> Cut:
         """Oseledets' rounding: what the cuts lose adds up in squares."""
-        cores = self._from_right()
-        lost, spectra, ranks = 0.0, [], []
-        for place in range(len(cores) - 1):
-            rank, length, after = cores[place].shape
-            u, values, vh = svd(cores[place].reshape(rank * length, after))
-            kept, gone = count_kept(values, math.sqrt(max(0.0, allowed**2 - lost**2) / (len(cores) - 1 - place)))
-            lost = math.hypot(lost, gone)
-            cores[place] = u[:, :kept].reshape(rank, length, kept)
-            cores[place + 1] = np.tensordot(values[:kept, None] * vh[:kept], cores[place + 1], axes=1)
-            spectra.append(values)
-            ranks.append(kept)
-        return Cut(Train(tuple(core.astype(self.dtype) for core in cores)), lost, tuple(spectra), tuple(ranks))
+        cut = round_train([wide(core) for core in self.cores], allowed**2, None)
+        cores = tuple(core.astype(self.dtype) for core in cut.arrays)
+        return Cut(Train(cores), math.sqrt(cut.lost2), cut.values, cut.kept)
 
 
 def _operations(slabs: list[Block], cut: int) -> float:

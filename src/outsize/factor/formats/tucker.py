@@ -14,16 +14,15 @@ from outsize.factor.formats.form import (
     Cut,
     Factors,
     Moded,
-    count_kept,
     expect,
     multiply_mode,
     orthonormal,
     scale,
     settle,
     spectral,
-    svd,
     wide,
 )
+from outsize.factor.formats.rounding import round_tucker
 from outsize.factor.workspace import Workspace
 
 
@@ -109,17 +108,6 @@ class Tucker(Moded):
 
     def rounded(self, allowed: float) -> Cut:
         """Sequentially truncated HOSVD of the core: what the modes lose adds up in squares."""
-        core, factors = self._orthonormal()
-        lost, spectra, ranks = 0.0, [], []
-        for axis, factor in enumerate(factors):
-            others = math.prod(core.shape[:axis] + core.shape[axis + 1 :])
-            u, values, _ = svd(np.moveaxis(core, axis, 0).reshape(core.shape[axis], others))
-            room = math.sqrt(max(0.0, allowed**2 - lost**2) / (len(factors) - axis))
-            kept, gone = count_kept(values, room)
-            lost = math.hypot(lost, gone)
-            core = multiply_mode(core, u[:, :kept].conj().T, axis)
-            factors[axis] = factor @ u[:, :kept]
-            spectra.append(values)
-            ranks.append(kept)
-        form = Tucker(core.astype(self.dtype), tuple(factor.astype(self.dtype) for factor in factors))
-        return Cut(form, lost, tuple(spectra), tuple(ranks))
+        cut = round_tucker(*self._orthonormal(), allowed**2, None)
+        core, *factors = (array.astype(self.dtype) for array in cut.arrays)
+        return Cut(Tucker(core, tuple(factors)), math.sqrt(cut.lost2), cut.values, cut.kept)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outsize.array.store.base import Block
+from outsize.factor.formats.form import svd
 
 _BLOCK = 1 << 16
 """Elements of a block of rows of a tall matrix, at the least."""
@@ -36,12 +37,10 @@ class Rounded:
 
 def left_vectors(matrix: Block) -> tuple[Block, Block]:
     """(left singular vectors, singular values), the long side of the matrix never copied twice."""
-    if matrix.shape[0] >= matrix.shape[1]:
-        u, s, _ = np.linalg.svd(matrix, full_matrices=False)
-        return u, s
+    if matrix.shape[0] >= matrix.shape[1] or not matrix.size:
+        return svd(matrix)[:2]
     triangle: Block = np.asarray(np.linalg.qr(matrix.conj().T, mode="r"))
-    u, s, _ = np.linalg.svd(triangle.conj().T, full_matrices=False)
-    return u, s
+    return svd(triangle.conj().T)[:2]
 
 
 def count_kept(values: Block, allowed2: float, rank: int | None) -> tuple[int, float]:
@@ -49,7 +48,7 @@ def count_kept(values: Block, allowed2: float, rank: int | None) -> tuple[int, f
     squares = values**2
     tails = np.concatenate([np.cumsum(squares[::-1])[::-1], [0.0]])
     kept = min(rank, len(values)) if rank is not None else int(np.flatnonzero(tails <= max(allowed2, 0.0))[0])
-    kept = max(1, kept)
+    kept = min(max(1, kept), len(values))
     return kept, float(tails[kept])
 
 
@@ -66,14 +65,14 @@ def round_tucker(
         if tall_step(core.shape, mode):
             u, core, values[mode], lost = _cut_tall(turned, tall_step(core.shape, mode), share, rank)
         else:
-            u, values[mode] = left_vectors(turned.reshape(len(turned), -1))
+            u, values[mode] = left_vectors(turned.reshape(len(turned), math.prod(turned.shape[1:])))
             count, lost = count_kept(values[mode], share, rank)
             u = u[:, :count]
             core = np.tensordot(u.conj(), core, axes=(0, mode))
         core = np.moveaxis(core, 0, mode)
         kept[mode], lost2 = u.shape[1], lost2 + lost
         factors[mode] = u if factors[mode].size == 0 else factors[mode] @ u
-    return Rounded((np.ascontiguousarray(core), *factors), lost2, tuple(values), tuple(kept))
+    return Rounded((np.asarray(core, order="C"), *factors), lost2, tuple(values), tuple(kept))
 
 
 def tall_step(shape: tuple[int, ...], mode: int) -> int:
@@ -96,7 +95,7 @@ def _cut_tall(core: Block, step: int, allowed2: float, rank: int | None) -> tupl
     ]
     wide = triangles[0].shape[1]
     top, triangle = np.linalg.qr(np.concatenate(triangles))
-    u, s, vh = np.linalg.svd(triangle, full_matrices=False)
+    u, s, vh = svd(triangle)
     kept, lost2 = count_kept(s, allowed2, rank)
     turn = top @ u[:, :kept]
     vectors: Block = np.empty((length, kept), turn.dtype)
@@ -106,18 +105,23 @@ def _cut_tall(core: Block, step: int, allowed2: float, rank: int | None) -> tupl
     return vectors, (s[:kept, None] * vh[:kept]).reshape(kept, *rest), s, lost2
 
 
-def round_train(cores: Sequence[Block], allowed2: float, ranks: Sequence[int] | None) -> Rounded:
-    """Make all cores but the first orthogonal from the right, then cut from the left (Oseledets 2011)."""
+def from_right(cores: Sequence[Block]) -> list[Block]:
+    """A train whose cores but the first have orthonormal rows."""
     made = [np.asarray(core) for core in cores]
     for place in range(len(made) - 1, 0, -1):
         left, n, right = made[place].shape
         q, r = np.linalg.qr(made[place].reshape(left, n * right).conj().T)
-        made[place] = np.ascontiguousarray(q.conj().T).reshape(-1, n, right)
+        made[place] = np.ascontiguousarray(q.conj().T).reshape(q.shape[1], n, right)
         made[place - 1] = np.tensordot(made[place - 1], r.conj().T, axes=(2, 0))
-    lost2, values, kept = 0.0, [], []
+    return made
+
+
+def round_train(cores: Sequence[Block], allowed2: float, ranks: Sequence[int] | None) -> Rounded:
+    """Make all cores but the first orthogonal from the right, then cut from the left (Oseledets 2011)."""
+    made, lost2, values, kept = from_right(cores), 0.0, [], []
     for place in range(len(made) - 1):
         left, n, right = made[place].shape
-        u, s, vh = np.linalg.svd(made[place].reshape(left * n, right), full_matrices=False)
+        u, s, vh = svd(made[place].reshape(left * n, right))
         share = (allowed2 - lost2) / (len(made) - 1 - place)
         count, lost = count_kept(s, share, None if ranks is None else ranks[place])
         lost2 += lost
