@@ -159,7 +159,7 @@ def test_mistakes_and_damage_leave_no_output(tmp_path: Path) -> None:
     content = (tmp_path / "x.npy").read_bytes()
     (tmp_path / "cut.npy").write_bytes(content[:-100])
     for call, kind, said in [
-        (lambda: convert(tmp_path / "x.npy", tmp_path / "x.npy", "f4"), InputError, "input itself"),
+        (lambda: convert(tmp_path / "x.npy", tmp_path / "x.npy", "f4"), InputError, "also an input"),
         (lambda: convert(tmp_path / "c.npy", tmp_path / "y.npy", "f4"), InputError, "imaginary part"),
         (lambda: convert(tmp_path / "x.npy", tmp_path / "y.npy", "U8"), InputError, "must be numbers"),
         (lambda: convert(tmp_path / "cut.npy", tmp_path / "y.npy", "f4"), StoreError, "cut off"),

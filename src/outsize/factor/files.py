@@ -17,7 +17,7 @@ import numpy as np
 from outsize.array.api.lazy import Array
 from outsize.array.graph.build import source
 from outsize.array.plan.prepare import prepare, run_prepared
-from outsize.array.run.execute import run_schedule
+from outsize.array.run.results import write_all
 from outsize.array.store.base import Block, Store
 from outsize.array.store.formats import safetensors
 from outsize.array.store.formats.flat import FlatStore
@@ -209,15 +209,5 @@ def save_narrow(
     with hold(path):
         sink = describe_sink(path, form.shape, "bfloat16", **options)
         prepared = prepare(form.array.astype(np.float32).node, sink, budget, name=f"save {os.path.basename(path)}")
-
-        def run(work: Any) -> Any:
-            work.sink.create()
-            try:
-                run_schedule(work, listener)
-            except BaseException:
-                work.sink.abort()
-                raise
-            return work.sink.commit()
-
-        run_prepared(prepared, run).close()
+        run_prepared(prepared, lambda work: write_all(work, listener)[0].close())
     return Array(source(open_store(path)))

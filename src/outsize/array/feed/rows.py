@@ -44,14 +44,9 @@ class RowWork(Sizable):
     rereads = True
 
     def __init__(
-        self,
-        stores: Sequence[Store],
-        length: int,
-        held: int,
-        copies: int,
-        longest: int | None,
+        self, stores: Sequence[Store], length: int, held: int, copies: int, longest: int | None,
         window: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`held` rows are with the caller, and `copies` times a stretch of up to `longest` rows; a window of 0 rows is one that
         fills the budget."""
         super().__init__((), {}, current())

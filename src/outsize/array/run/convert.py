@@ -19,10 +19,10 @@ import numpy as np
 
 from outsize.array.graph.node import Source
 from outsize.array.kernels.precision import MeasuredStore
-from outsize.array.plan.prepare import Prepared, prepare, run_prepared
+from outsize.array.plan.prepare import prepare, run_prepared
 from outsize.array.run.cluster import on_one_worker
 from outsize.array.run.distribute import is_shared
-from outsize.array.run.execute import run_schedule
+from outsize.array.run.results import refuse_overlap, write_all
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store
 from outsize.array.store.io.addresses import is_remote
 from outsize.array.store.io.chunks import choose_chunks
@@ -60,15 +60,16 @@ def convert(
     wanted = np.dtype(np.float32) if narrow else store.dtype if dtype is None else as_numpy(dtype)
     _check_kinds(store, wanted)
     measured = MeasuredStore(store, wanted, bfloat16=narrow)
-    if target is not None:
-        _check_target(os.fspath(target), store)
-    with contextlib.nullcontext() if target is None else hold(split_key(os.fspath(target), None)[0]):
+    root = Source(shape=measured.shape, dtype=measured.dtype, store=measured)
+    path = "" if target is None else split_key(os.fspath(target), None)[0]
+    if path:
+        refuse_overlap(root, path)
+    with hold(path) if path else contextlib.nullcontext():
         sink = Nowhere(store.shape, wanted) if target is None else describe_sink(
             target, store.shape, "bfloat16" if narrow else wanted, chunks=chunks, compress=compress
         )  # fmt: skip
-        root = Source(shape=measured.shape, dtype=measured.dtype, store=measured)
         prepared = prepare(root, sink, budget, name=f"convert {measured.name}")
-        run_prepared(prepared, lambda work: _run(work, listener))
+        run_prepared(prepared, lambda work: write_all(work, listener)[0].close())
     store.close()
     elements, (before, size) = math.prod(store.shape), stored_as(store)
     name = "bfloat16" if narrow else wanted.name
@@ -105,18 +106,6 @@ def _raw(options: dict[str, Any]) -> dict[str, Any]:
     return {"dtype" if name == "raw_dtype" else name: value for name, value in options.items()}
 
 
-def _run(prepared: Prepared, listener: Listener | None) -> None:
-    prepared.sink.create()
-    try:
-        run_schedule(prepared, listener)
-        prepared.sink.commit().close()
-    except BaseException as error:
-        prepared.sink.abort()
-        if isinstance(error, KeyboardInterrupt):
-            error.add_note("nothing was written: a conversion begins again")
-        raise
-
-
 def _check_kinds(store: Store, wanted: np.dtype[Any]) -> None:
     for dtype in (store.dtype, wanted):
         if dtype.kind not in "biufc":
@@ -125,13 +114,6 @@ def _check_kinds(store: Store, wanted: np.dtype[Any]) -> None:
         raise InputError(
             f"{store.name} is {store.dtype}; as {wanted} it would lose its imaginary part: take .real first"
         )
-
-
-def _check_target(target: str, store: Store) -> None:
-    path = target.partition("::")[0]
-    for used in store.paths:
-        if os.path.exists(path) and os.path.exists(used) and os.path.samefile(path, used):
-            raise InputError(f"{path} is the input itself: choose another name for the output")
 
 
 def _notes(cost: Precision, name: str) -> list[str]:

@@ -229,14 +229,9 @@ class Distribution:
                 note(place)
 
     def _join(
-        self,
-        number: int,
-        sized: Sized,
-        outer: Region,
-        group: list[tuple[Region, str]],
-        name: str | None,
+        self, number: int, sized: Sized, outer: Region, group: list[tuple[Region, str]], name: str | None,
         place: int = 0,
-    ) -> Task:
+    ) -> Task:  # fmt: skip
         work: Any = sized.work
         key = f"{os.path.basename(self.files.folder)}-{name or f'{number}-{place}-top'}"
         arguments = (self.files.folder, self._name(number), outer, tuple(group), name, self.budget)

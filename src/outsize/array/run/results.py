@@ -272,7 +272,7 @@ def save_nodes(
             refuse_endless(node)
             held.enter_context(hold(target))
         prepared = prepare_all(_described(wanted), budget, device, tf32=tf32, name=_saving_all(wanted))
-        return run_prepared(prepared, lambda work: _save_all(work, listener))
+        return run_prepared(prepared, lambda work: write_all(work, listener))
 
 
 def store_nodes(wanted: Sequence[tuple[Node, Sink]], listener: Listener | None = None) -> None:
@@ -284,7 +284,8 @@ def store_nodes(wanted: Sequence[tuple[Node, Sink]], listener: Listener | None =
         run_prepared(prepared, lambda work: run_schedule(work, listener))
 
 
-def _save_all(prepared: Prepared, listener: Listener | None) -> list[Store]:
+def write_all(prepared: Prepared, listener: Listener | None) -> list[Store]:
+    """Run prepared work into its sinks, which are complete then, or removed."""
     begun: list[Sink] = []
     try:
         for _, sink in prepared.wanted:
@@ -293,9 +294,11 @@ def _save_all(prepared: Prepared, listener: Listener | None) -> list[Store]:
         run_schedule(prepared, listener)
         for sink in begun:
             sink.sync()
-    except BaseException:
+    except BaseException as error:
         for sink in begun:
             sink.abort()
+        if isinstance(error, KeyboardInterrupt):
+            error.add_note("nothing was written: the same call begins again")
         raise
     return [sink.commit() for sink in begun]
 
