@@ -103,3 +103,47 @@ def test_promised_memory_of_windows_is_no_programs_ram():
 def test_ram_that_is_said_to_be_full_ended_the_process():
     diagnosis = explain("My RAM is full and then: exits with return code = -9")
     assert diagnosis.cause.name == CauseName.MACHINE and not diagnosis.cause.certain
+
+
+def test_weights_that_did_not_fit_are_no_matter_of_inputs():
+    text = "ResourceExhaustedError: OOM when allocating tensor with shape[2048,1024], though the batch size is 1"
+    assert "batch" not in explain(text).remedies[0].name
+
+
+def test_a_kill_is_none_of_the_cards():
+    text = "Docker on Windows 11 exits with code 137\nGPU: RTX 3060"
+    assert "nvidia-smi" not in explain(text).remedies[0].how
+
+
+def test_the_last_heap_counts():
+    text = "MAVEN_OPTS= -Xmx4096m -Xmx512m\njava.lang.OutOfMemoryError: Java heap space"
+    diagnosis = explain(text)
+    assert "the last one counts" in diagnosis.cause.text and "-Xmx512m" in diagnosis.remedies[0].how
+
+
+def test_frames_in_ram_are_fewer_pictures():
+    text = "numpy.core._exceptions._ArrayMemoryError: Unable to allocate {} for an array with shape {} and data type {}"
+    many = explain(text.format("3.72 GiB", "(361, 1440, 2560, 3)", "uint8"))
+    assert many.remedies[0].name == "fewer or smaller pictures in RAM: 361 pictures of 1440 x 2560 at once"
+    assert "pictures" not in explain(text.format("30.0 GiB", "(4026531840,)", "float64")).remedies[0].name
+
+
+def test_ram_that_is_told_bounds_what_is_asked_for():
+    text = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 116813856768 bytes. I got {} of ram"
+    assert explain(text.format("16GB")).cause.name == CauseName.LARGER_THAN_MACHINE
+    assert explain(text.format("256GB")).cause.name == CauseName.TRUE_NEED
+    assert explain(text.format("16GB").replace("ram", "VRAM")).cause.name == CauseName.TRUE_NEED
+
+
+def test_what_windows_promises_is_not_what_is_free():
+    text = "C:\\x.bat DefaultCPUAllocator: not enough memory: you tried to allocate 151781376 bytes, with 10GB of RAM available"
+    diagnosis = explain(text)
+    assert "promise" in diagnosis.cause.text and diagnosis.remedies[0].name == "enlarge the page file"
+
+
+def test_a_limit_in_use_is_raised_by_its_bytes_and_not_past_the_machine():
+    text = (
+        "Memory limit (for query) exceeded: would use 100.01 GiB, maximum: 100.00 GiB\nMachine has 125 GB of memory.\n"
+        "max_memory_usage=100GB"
+    )
+    assert explain(text).remedies[0].how == f"SET max_memory_usage = {125 * 2**30}"

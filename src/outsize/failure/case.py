@@ -129,6 +129,25 @@ class Case(Shown):
         return self.slack < (0.12 if used > 0.85 * total else 0.08) * total
 
     @cached_property
+    def pictures(self) -> tuple[int, int, int] | None:
+        """How many pictures of what height and width an array in RAM holds, where its shape is that of pictures."""
+        shape = self.failure.shape or ()
+        if not self.on_host or len(shape) not in (3, 4) or shape[-1] not in (1, 2, 3, 4) or min(shape[-3:-1]) < 240:
+            return None
+        if len(shape) == 3 and signs.PICTURES.search(self.text) is None:
+            return None
+        return (shape[0] if len(shape) == 4 else 1, shape[-3], shape[-2])
+
+    @cached_property
+    def told_ram(self) -> int | None:
+        """Bytes of RAM that the text says the machine has."""
+        for match in signs.MACHINE_RAM.finditer(self.text):
+            if signs.OF_A_CARD.search(self.text[max(0, match.start() - 40) : match.start()]) is None:
+                number, unit = match["number"] or match["number2"], match["unit"] or match["unit2"]
+                return int(float(number) * (1 << {"g": 30, "t": 40}[unit.lower()])) or None
+        return None
+
+    @cached_property
     def told_free(self) -> int | None:
         """Bytes of RAM that the text says were free, where they are several times what was asked for."""
         need = self.need or (SMALL if self.failure.shape is None else None)
@@ -375,7 +394,8 @@ class Case(Shown):
     @property
     def place(self) -> str:
         """Kind of device whose memory ran out, `cpu` for RAM."""
-        kind = (self.failure.device or "").partition(":")[0] or ("cpu" if self.on_host else "")
+        ended = self.failure.extra.get("signal") == "Killed"  # the kernel ends nothing for a card that is full
+        kind = (self.failure.device or "").partition(":")[0] or ("cpu" if self.on_host or ended else "")
         used = (
             self.format in ("told", "said", "said-otherwise", "contiguous")
             and self.work is not Work.UNKNOWN
@@ -415,7 +435,9 @@ class Case(Shown):
     @cached_property
     def makes_weights(self) -> bool:
         """True where the tensor of a graph is a weight, or an optimizer's: no batch makes it smaller."""
-        return self.in_graph and signs.WEIGHTS.search(self.text) is not None
+        shape = self.failure.shape or ()
+        layer = len(shape) == 2 and min(shape) >= 512 and self.one_at_a_time  # no batch of one makes a matrix
+        return self.in_graph and (layer or signs.WEIGHTS.search(self.text) is not None)
 
     @cached_property
     def weights_of_graph(self) -> int | None:

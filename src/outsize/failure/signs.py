@@ -119,12 +119,25 @@ GROWS = re.compile(
 _AMOUNT = r"(?P<number{way}>[0-9]{{1,5}}(?:\.[0-9]{{1,3}})?) ?(?P<unit{way}>[GT])i?B?\b"
 FREE = re.compile(
     _AMOUNT.format(way="a")
-    + r"(?: of)?(?: \w{1,9}){0,2}? (?:is |are |was |were |still )?(?:free|available|unused|left)\b|"
+    + r"(?: of)?(?: \w{1,9}){0,3}? (?:is |are |was |were |still )?(?:free|available|unused|left)\b|"
     r"\b(?:free|available|unused) (?:RAM|memory|mem)\b[^\n.0-9]{0,24}" + _AMOUNT.format(way="b") + r"|"
     r"\bMemAvailable[^\n0-9]{0,12}" + _AMOUNT.format(way="c"),
     re.IGNORECASE,
 )
 """Somebody who says how much memory was free."""
+PICTURES = re.compile(
+    r"video|frames?\b|\bim(?:g|age)|picture|photo|\bcv2\b|\bPIL\b|\.(?:png|jpe?g|tiff?|mp4)\b", re.IGNORECASE
+)
+"""Words of pictures."""
+MACHINE_RAM = re.compile(
+    r"(?<![\w.])(?P<number>[0-9]{1,4}(?:\.[0-9]{1,2})?) ?(?P<unit>[GT])i?B?(?: of)?(?: (?:total|system|host|main|DDR[345]))?"
+    r" ?(?:\bRAM\b|\b(?:system |host |main )?memory\b)(?! (?:GPU|card|is free|free|available|left))|"
+    r"\b(?:RAM|system memory)(?: size)?\W{1,3}(?P<number2>[0-9]{1,4}) ?(?P<unit2>[GT])i?B?\b",
+    re.IGNORECASE,
+)
+"""Somebody who says how much RAM the machine has."""
+OF_A_CARD = re.compile(r"(?:GPU|VRAM|card|RTX|GTX|Tesla|nvidia|[AVHP]100|graphics)[^\n.,]{0,30}\Z", re.IGNORECASE)
+"""What stands before memory that is a card's."""
 RAM_IS_FULL = re.compile(
     r"\b(?:RAM|(?:CPU|system|host|main) memory|内存)\b[^\n.]{0,40}\b(?:full|fully used|exhausted|100 ?%|used up|maxed out)|"
     r"内存[^\n。]{0,20}(?:占满|打满|耗尽|爆|用完|满了)|\bCPU Virtual Memory: +used = [0-9.]+ GB, percent = (?:[89][0-9]|100)",
@@ -133,7 +146,8 @@ RAM_IS_FULL = re.compile(
 """A text that says itself that RAM was full."""
 RAM = re.compile(r"\bRAM\b|system memory|host memory|\bswap\b|\bkilled\b|pods?\b|container", re.IGNORECASE)
 CARD = re.compile(
-    r"\b(?:(?i:CUDA|GPUs?|VRAM|video memory|ROCm|GeForce|RTX ?\w*|GTX ?\w*|graphics cards?)|[AVH]100)\b|显存"
+    r"\b(?:(?i:CUDA|GPUs?|VRAM|video memory|ROCm|GeForce|RTX ?\w*|GTX ?\w*|graphics cards?|Tesla|Titan ?\w*|Quadro ?\w*|"
+    r"gpu_?ids?|Radeon)|[AVHKTP][1-8]00?|K[48]0m?|T4)\b|显存"
 )
 NO_CARD = re.compile(
     r"(?:not|isn't|n't|never|without|instead of) (?:using |use |the |a ){0,2}(?:CUDA|GPUs?)\b|"

@@ -94,6 +94,12 @@ def larger_than_device(case: Case) -> Cause | None:
             f"One request of {said(need)} is larger than all the RAM and swap here ({said(here)}): it has to become "
             "smaller or be worked on in pieces.",
         )
+    if case.on_host and here is None and case.told_ram is not None and need > case.told_ram:
+        return make_cause(
+            CauseName.LARGER_THAN_MACHINE,
+            f"One request of {said(need)} is larger than all the RAM that the machine is said to have ({said(case.told_ram)}): "
+            "it has to become smaller or be worked on in pieces.",
+        )
     if limit is not None and need > limit and case.format not in {"tpu-hbm"} and limit < 2**57:
         return make_cause(
             CauseName.LARGER_THAN_LIMIT,

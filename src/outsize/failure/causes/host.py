@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 
 from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import DMESG, SMALL, Case, make_cause
 from outsize.failure.signs import JOB_KILL, MULTIPLIES, POOL_OF_JAVA, RAM, RAM_IS_FULL
 
+_HEAP = re.compile(r"-Xmx[0-9]+[kKmMgG]?")
 MANY = 300_000
 """Things of which hardly anybody means a matrix of all pairs."""
 
@@ -367,9 +369,12 @@ def heap(case: Case) -> Cause | None:
             "A pool of Java beside its heap (classes, direct buffers) is full; it has a cap of its own.",
         )
     if case.failure.framework in {"java", "node"}:
+        told = list(dict.fromkeys(_HEAP.findall(case.text)))
+        several = f" Several sizes are given ({', '.join(told)}): the last one counts." if len(told) > 1 else ""
         return make_cause(
             CauseName.LIMIT,
-            "The runtime's own heap is full; it is capped at start (-Xmx, --max-old-space-size), whatever the machine has.",
+            "The runtime's own heap is full; it is capped at start (-Xmx, --max-old-space-size), whatever the machine "
+            f"has.{several}",
         )
     if not case.framework.setting or (
         case.framework.optional and case.failure.limit_bytes is None and not case.failure.extra.get("limited")
@@ -388,7 +393,14 @@ def free_though(case: Case) -> Cause | None:
     told = case.told_free
     if told is None or case.reading is not None:
         return None
-    asked = "memory" if case.need is None else said(case.need)
+    asked = "Memory" if case.need is None else said(case.need)
+    if case.on_windows:
+        return make_cause(
+            CauseName.LIMIT,
+            f"{asked} could not be had while {said(told)} are said to be free: Windows refuses what RAM and the page file cannot "
+            "promise together, used or not. What is promised counts, not what the task manager shows as free.",
+            decide="Task Manager > Performance > Memory: Committed, against its limit",
+        )
     return make_cause(
         CauseName.LIMIT,
         f"{asked} could not be had while {said(told)} are said to be free: RAM is not short. A limit of this one process is "

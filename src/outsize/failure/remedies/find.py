@@ -29,9 +29,11 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
     CauseName.NOT_MEMORY: (),
     CauseName.WARNING: (),
     CauseName.BROADCAST: (tensor.keep_sparse, tensor.fewer_rows, tensor.other_operands),
-    CauseName.LARGER_THAN_DEVICE: (tensor.fewer_at_once, tensor.smaller_tensor, device.train_smaller, device.shorter_requests),
+    CauseName.LARGER_THAN_DEVICE: (
+        tensor.fewer_at_once, tensor.less_in_one_step, tensor.smaller_tensor, device.train_smaller, device.shorter_requests,
+    ),
     CauseName.LARGER_THAN_MACHINE: (
-        tensor.keep_sparse, tensor.pairs_in_blocks, tensor.smaller_input, tensor.smaller_tensor,
+        tensor.keep_sparse, tensor.fewer_pictures, tensor.pairs_in_blocks, tensor.smaller_input, tensor.smaller_tensor,
         device.train_smaller, host.less_in_ram,
     ),
     CauseName.LARGER_THAN_LIMIT: (
@@ -59,10 +61,12 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
         device.keep_no_graphs, device.less_at_once, device.train_smaller, host.stop_growing, host.less_in_ram,
     ),
     CauseName.ALREADY_FULL: (
-        tensor.keep_sparse, host.larger_page_file, host.see_what_fills_ram, device.train_smaller, host.less_in_ram,
+        tensor.keep_sparse, tensor.fewer_pictures, host.larger_page_file, host.see_what_fills_ram,
+        device.train_smaller, host.less_in_ram,
     ),
     CauseName.TRUE_NEED: (
-        tensor.keep_sparse, host.in_frames, tensor.pairs_in_blocks, tensor.was_it_meant, tensor.smaller_input,
+        tensor.keep_sparse, tensor.fewer_pictures, host.in_frames, tensor.pairs_in_blocks, tensor.was_it_meant,
+        tensor.smaller_input,
         host.larger_page_file, device.see_which_of_two,
         tensor.smaller_tensor, device.train_smaller, device.expandable, device.shorter_requests, host.less_in_ram,
     ),
@@ -71,6 +75,11 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
 
 _BATCH = re.compile(r"(?:less at once: )?(?:an? )?(?:smaller batch|halve the batch)")
 """A remedy whose first word is the batch."""
+_INPUTS = re.compile(
+    r"(?:less|fewer|smaller|shorter|halve|half|a smaller|one)\b(?!.*\b(?:model|weights|bits|layer)\b)"
+    r".*\b(?:batch|images?|pictures?|texts?|samples?|inputs?|at once|at a time)\b"
+)
+"""A remedy that makes inputs smaller, and nothing else."""
 _SETTING = re.compile(r"(?:--?)?([a-z][\w-]{3,40})[ =:]{1,2}([0-9][0-9.]{2,20})\b")
 """A setting with a number of three digits and more at the start of a line of advice."""
 _DEVICE_ONLY = {device.expandable, device.steady_sizes, device.fewer_graphs, device.raise_fraction}
@@ -103,12 +112,17 @@ def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
 
 def _rank(case: Case, remedy: Remedy) -> tuple[bool, int, bool]:
     """What comes first has the least."""
-    return not _is_stated(case, remedy), -(remedy.saves or 0), _was_tried(case, remedy)
+    return not _is_stated(case, remedy), -(remedy.saves or 0), _was_tried(case, remedy) or _is_no_way(case, remedy)
 
 
 def _was_tried(case: Case, remedy: Remedy) -> bool:
     """True where the text says that a smaller batch is no way out, and the remedy is one."""
     return case.one_at_a_time and _BATCH.match(remedy.name) is not None
+
+
+def _is_no_way(case: Case, remedy: Remedy) -> bool:
+    """True where weights did not fit, and the remedy makes only inputs smaller."""
+    return (case.makes_weights or case.work in (Work.LOADS, Work.SAVES)) and _INPUTS.match(remedy.name) is not None
 
 
 def _is_stated(case: Case, remedy: Remedy) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from outsize.core.failure import Remedy
@@ -30,7 +31,7 @@ def raise_limit(case: Case) -> Iterator[Remedy]:
     in_group = case.failure.extra.get("scope") == "cgroup" or case.extra("anon_rss_bytes")
     if raising is None and (case.on_device or (limit is None and not in_group)):  # no container limits a card
         return
-    most = case.reading.host.total if case.reading is not None else None
+    most = case.reading.host.total if case.reading is not None else case.told_ram
     want = max(known or 0, limit or 0) * 3 // 2
     if limit is None and want < 2**28:  # what one small victim held says little about the limit
         want = 16 * 2**30
@@ -38,6 +39,9 @@ def raise_limit(case: Case) -> Iterator[Remedy]:
         want = most
     if (limit is not None and want <= limit) or (known is not None and want < known):
         return
+    heaps = list(dict.fromkeys(re.findall(r"-Xmx[0-9]+[kKmMgG]?", case.text)))
+    if failure.framework == "java" and len(heaps) > 1:
+        yield remedy("one_heap", last=heaps[-1], first=heaps[0])
     mib = -(-want // 2**20)
     name, how = raising or CONTAINER
     gives = None if limit is None else mib * 2**20 - limit
@@ -47,7 +51,7 @@ def raise_limit(case: Case) -> Iterator[Remedy]:
 
 def see_which_limit(case: Case) -> Iterator[Remedy]:
     """The text itself says that memory is free."""
-    if case.told_free:
+    if case.told_free and not case.on_windows:
         yield remedy("see_which_limit")
 
 

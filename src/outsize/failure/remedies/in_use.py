@@ -18,7 +18,9 @@ _SETTING = re.compile(
 """A name with a value: an option, an argument, a variable."""
 _FLAG = re.compile(r"(?<![\w-])--(?P<name>[a-z][\w-]{3,60})(?=\s|$)(?! +[\"'0-9])")
 """An option without a value."""
-_GROWS = re.compile(r"utili[sz]ation|fraction|old-space|heap|memory$|mem$|shm|-Xmx|nofile|limit$", re.IGNORECASE)
+_GROWS = re.compile(
+    r"utili[sz]ation|fraction|old-space|heap|memory$|mem$|shm|-Xmx|nofile|limit$|memory_usage", re.IGNORECASE
+)
 """Settings of which more helps; of every other less does."""
 _MOST = re.compile(r"utili[sz]ation|fraction", re.IGNORECASE)
 """Settings that no value past 1 makes larger."""
@@ -58,7 +60,7 @@ def _shown(name: str, text: str) -> str | None:
     """The value with which the text shows that setting, not only advises it."""
     sign = (
         rf"(?<![\w.-])(?:--?)?{_pattern(name)}[\"'`]?\s?(?:[=: ]|\bis\b|\bto\b)\s?[\"'`]?"
-        r"(-?[0-9][0-9_.]*|[Tt]rue|[Ff]alse|[a-z]+[0-9]\w*)"
+        r"(-?[0-9][0-9_.]*(?: ?[KMGT]i?B?\b)?|[Tt]rue|[Ff]alse|[a-z]+[0-9]\w*)"
     )
     told = (match for match in re.finditer(sign, text, re.IGNORECASE) if not _is_advice(text, match.start()))
     return next((match.group(1).rstrip(".") for match in told), None)
@@ -75,8 +77,12 @@ def _is_given(name: str, text: str) -> bool:
 
 
 def _number(value: str) -> float | None:
+    digits = re.match(r"-?[0-9][0-9_.]*", value)
+    if digits is None:
+        return None
+    unit = value[digits.end() :].strip()[:1].lower()
     try:
-        return float(value.replace("_", ""))
+        return float(digits.group().replace("_", "")) * 1024 ** " kmgt".find(unit or " ")
     except ValueError:
         return None
 

@@ -11,6 +11,7 @@ from outsize.core.units import format_bytes as said
 from outsize.failure.advice import APPROXIMATE, BITWISE
 from outsize.failure.case import Case, make_remedy, pair_of_long_axes
 from outsize.failure.remedies.texts import remedy
+from outsize.failure.work import Work
 
 _NARROWER = {
     "float64": "float32",
@@ -53,6 +54,30 @@ def fewer_at_once(case: Case) -> Iterator[Remedy]:
         return
     parts = -(-case.need // max(1, room // 2))
     yield remedy("fewer_at_once", case.need - case.need // parts, need=said(case.need), parts=parts)
+
+
+def less_in_one_step(case: Case) -> Iterator[Remedy]:
+    """One request larger than the whole card, whose shape nobody names: its inputs, whatever they are."""
+    room = case.failure.total_bytes or case.failure.limit_bytes
+    if (
+        case.spec is None
+        and case.on_torch
+        and case.work in (Work.TRAINS, Work.UNKNOWN)
+        and case.need
+        and room
+        and case.need < 4 * room
+    ):
+        yield remedy("less_in_one_step", case.need - room // 2 if case.need > room else None, need=said(case.need))
+
+
+def fewer_pictures(case: Case) -> Iterator[Remedy]:
+    """An array in RAM whose shape is that of pictures: what fills RAM is how many of them are held, and how large they are."""
+    shape = case.pictures
+    if shape is None:
+        return
+    count, height, width = shape
+    what = f"{count:,} pictures of {height} x {width} at once" if count > 1 else f"a picture of {height} x {width}"
+    yield remedy("fewer_pictures", case.need * 9 // 10 if case.need and case.need >= 2**29 else None, what=what)
 
 
 def smaller_input(case: Case) -> Iterator[Remedy]:
