@@ -98,7 +98,7 @@ PLANTED = {
     "outsize.model.fitting.choice": "outsize.model.fitting.fit",
     "outsize.model.fitting.run.loss": "outsize.model.fitting.learn.findings",
     "outsize.array.kernels.planted": "outsize.array.passes.base",
-    "outsize.array.graph.node": "outsize.array.graph.frame",
+    "outsize.array.graph.compile": "outsize.array.graph.frame",
     "outsize.array.api.lanes": "outsize.array.functions.sorting",
     "outsize.failure.advice": "outsize.failure.case",
     "outsize.monitor.trend": "outsize.monitor.sampler",
