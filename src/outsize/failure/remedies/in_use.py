@@ -82,7 +82,7 @@ def _number(value: str) -> float | None:
         return None
     unit = value[digits.end() :].strip()[:1].lower()
     try:
-        return float(digits.group().replace("_", "")) * 1024 ** " kmgt".find(unit or " ")
+        return float(digits.group().replace("_", "")) * (1 << 10 * " kmgt".find(unit or " "))
     except ValueError:
         return None
 
