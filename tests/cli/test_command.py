@@ -104,11 +104,14 @@ def test_a_closed_stream_is_no_error(verb, closed):
     assert answer.stderr == ""
 
 
-def test_a_full_disk_under_the_answer_is_one_sentence():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [("memory",), ("size", "3,4", "--json")])
+def test_a_full_disk_under_the_answer_is_one_sentence(words, unbuffered):
     with open("/dev/full", "w") as full:
         answer = subprocess.run(
-            [sys.executable, "-m", "outsize", "memory"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=900
-        )
+            [sys.executable, "-m", "outsize", *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=900,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
     assert answer.returncode == 1 and answer.stderr == "outsize: No space left on device\n"
 
 

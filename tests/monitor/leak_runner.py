@@ -1,14 +1,13 @@
-"""Runs programs of `leak_programs`, each in a fork of this process and under a watch of its own, and prints what was found.
-What one leaves in memory is no part of the next.
+"""Runs a program of `leak_programs` under a watch and prints what was found.
 
-    python leak_runner.py FOLDER STEPS MODE NAME...
+    python leak_runner.py FOLDER STEPS MODE NAME
 
 Programs of `CARD` take memory of a card that is scripted: `take(bytes)` is what it has handed out.
 
 MODE `every`: a point at every step, so that few steps are enough. `frozen`: the same, and what libraries had loaded before
 the program began is not looked through again and again, which is most of the time that a census takes. `paced`: as users
-have it, with steps of some milliseconds. `free`: no steps are marked and no optimizer is heard of. One line of JSON for each
-program: its name, findings and notes."""
+have it, with steps of some milliseconds. `free`: no steps are marked and no optimizer is heard of. One line of JSON: the
+program's name, findings and notes."""
 
 import array
 import gc
@@ -19,7 +18,6 @@ import pathlib
 import runpy
 import sys
 import time
-import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import leak_programs
@@ -68,31 +66,16 @@ def run(name, folder, steps, mode):
     }
 
 
-def run_in_fork(name, folder, steps, mode):
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            print(json.dumps(run(name, folder, steps, mode)), flush=True)
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 if __name__ == "__main__":
-    folder, steps, mode = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    folder, steps, mode, name = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    for module in ("numpy", "torch"):
+        if f"import {module}" in PROGRAMS[name]:
+            importlib.import_module(module)
     if mode in AT_EVERY_STEP:
         growth._SHARE, growth._LEAST_PAUSE = 1.0, 0.0
-    for module in ("numpy", "torch"):  # loaded once, for all forks
-        if any(f"import {module}" in PROGRAMS[name] for name in sys.argv[4:]):
-            importlib.import_module(module)
+        gc.unfreeze()  # a fork of the tests begins with all that is loaded frozen
     if mode == "frozen":
-        if "torch" in sys.modules:
-            importlib.import_module("torch._dynamo")  # as the first optimizer does
         gc.collect()
         gc.freeze()
     os.chdir(folder)
-    sys.exit(max([run_in_fork(name, folder, steps, mode) for name in sys.argv[4:]]))
+    print(json.dumps(run(name, folder, steps, mode)))

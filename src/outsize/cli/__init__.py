@@ -93,7 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _say  # type: ignore[assignment]
-            return _dispatch(words)
+            status = _dispatch(words)
+            sys.stdout.flush()  # what cannot be written is told here, not by Python at exit
+            return status
     except InputError as error:
         return _complain(error, status=2)
     except OutsizeError as error:
@@ -101,11 +103,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         return _complain("; ".join(["interrupted", *getattr(error, "__notes__", ())]), status=130)
     except BrokenPipeError:  # the reader (head, less) has gone: nothing to say, and no traceback at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 1
     except OSError as error:  # a folder that may not be written, a full disk, a file that went away
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _discard_output()
         where = "" if error.filename is None else f"{error.filename}: "
         return _complain(f"{where}{error.strerror or error}", status=1)
+
+
+def _discard_output() -> None:
+    """What is still to be written goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(words: list[str]) -> int:

@@ -7,6 +7,7 @@ visits a card is a placement like any other.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -129,14 +130,12 @@ class Choice(Placement):
     @property
     def plain(self) -> bool:
         """The step runs as it would without us, whatever the allocator does."""
-        return replace(self, expandable=False) == Choice()
+        return self in (PLAIN, _PLAIN_EXPANDABLE)
 
     @property
     def passes(self) -> Choice:
         """What it does to forward and backward pass, wherever weights, gradients and state are."""
-        return replace(
-            self, in_backward=False, state_away=0.0, state_bits=0, gradients_away=False, stream=(), expandable=False
-        )
+        return _passes(self)
 
     @property
     def runs(self) -> int:
@@ -151,13 +150,32 @@ class Choice(Placement):
     @property
     def treatment(self) -> Choice:
         """What it does inside the passes of a slice."""
-        return replace(self.passes, slices=1, first=0)
+        return _cut_into(_passes(self), 1)
 
     def cut_into(self, runs: int) -> Choice:
         """The same with so many slices."""
-        return replace(self, slices=runs, first=0)
+        return _cut_into(self, runs)
 
     @property
     def unpacked(self) -> Choice:
         """The same with everything in its own number of bits."""
         return replace(self, kept_bits=0, frozen_bits=0, state_bits=0)
+
+
+PLAIN = Choice()
+"""The step as it is."""
+_PLAIN_EXPANDABLE = Choice(expandable=True)
+REMEMBERED = 2**13
+"""Choices of which is remembered what follows from them: a search asks again and again, of each of hundreds of candidates."""
+
+
+@functools.lru_cache(REMEMBERED)
+def _passes(choice: Choice) -> Choice:
+    return replace(
+        choice, in_backward=False, state_away=0.0, state_bits=0, gradients_away=False, stream=(), expandable=False
+    )
+
+
+@functools.lru_cache(REMEMBERED)
+def _cut_into(choice: Choice, runs: int) -> Choice:
+    return replace(choice, slices=runs, first=0)

@@ -8,6 +8,7 @@ Casts happen above autograd, as on the card, so the graph saves what it would sa
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -67,17 +68,12 @@ class Autocast:
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """The rules instead of torch's own kernels, for as long as the block runs."""
-        import torch
-
         key = f"Autocast{self.kind.upper()}"
         with replacing_kernels() as library:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                for name in registered_for(key):
-                    base, _, overload = name.removeprefix("aten::").partition(".")
-                    if name.startswith("aten::") and (base not in REFUSED or self.kind == "cpu"):
-                        op = getattr(getattr(torch.ops.aten, base), overload or "default")
-                        library.impl(op, self._kernel(op, name.removeprefix("aten::")), key)
+                for name, op in _operators(self.kind):
+                    library.impl(op, self._kernel(op, name), key)
             try:
                 with on_autocast_end(self._cache.clear), with_key(key):
                     yield
@@ -174,6 +170,19 @@ class Autocast:
         if found is None or found[0] is not value:
             found = self._cache[id(value)] = (value, torch.ops.aten.to.dtype(value, dtype))
         return found[1]
+
+
+@functools.cache
+def _operators(kind: str) -> list[tuple[str, Any]]:
+    """Name and operator of each that torch itself casts on this kind of device."""
+    import torch
+
+    found = []
+    for name in registered_for(f"Autocast{kind.upper()}"):
+        base, _, overload = name.removeprefix("aten::").partition(".")
+        if name.startswith("aten::") and (base not in REFUSED or kind == "cpu"):
+            found.append((name.removeprefix("aten::"), getattr(getattr(torch.ops.aten, base), overload or "default")))
+    return found
 
 
 def _leaves(value: Any) -> list[Any]:

@@ -43,6 +43,8 @@ _NO_CULPRITS = _NO_HOLDERS - {types.FunctionType} | {types.CellType, types.Frame
 """Types that say nothing of who keeps memory."""
 _SHORT = 4
 """Containers with fewer elements are not counted."""
+_PART = 256
+"""Objects that are counted together."""
 _BUFFER = 2**16
 """Bytes from which on a named array counts."""
 
@@ -75,15 +77,15 @@ def take_census(ours: set[int], before: Census | None = None, device: str = HOST
     objects = [item for item in gc.get_objects() if type(item) is not tuple]
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     had = {} if before is None else before.lengths
-    census.counts = Counter(map(type, objects))
+    census.counts = _count_kinds(objects)
     for kind in (*CONTAINERS, *_NO_CULPRITS):
         census.counts.pop(kind, None)
     skip = {*ours, id(objects), id(graphs), id(census.lengths), id(census.grown), id(had)}
     named = list(named_values())  # also what `gc.freeze()` has hidden from the collector
     frozen = [value for _, _, value in named if isinstance(value, CONTAINERS) and not isinstance(value, io.BytesIO)]
     for item in itertools.chain(_containers(objects, tensor, graphs), _untracked(objects), frozen):
-        length, key = length_of(item), id(item)
-        if length < _SHORT or key in skip:
+        length = length_of(item)
+        if length < _SHORT or (key := id(item)) in skip:
             continue
         census.lengths[key] = length
         if length > had.get(key, length):
@@ -94,6 +96,16 @@ def take_census(ours: set[int], before: Census | None = None, device: str = HOST
     census.buffers = {key: size for key, size in sizes.items() if size >= _BUFFER}
     census.graph, census.tail = find_largest_graph(graphs)
     return census
+
+
+def _count_kinds(objects: list[Any]) -> Counter[type]:
+    """How many there are of each kind. Counts up to 256 are numbers that Python keeps; larger ones it would make anew for each
+    object, which takes most of the time while it notes where memory is taken."""
+    counts: Counter[type] = Counter()
+    for low in range(0, len(objects), _PART):
+        for kind, count in Counter(map(type, objects[low : low + _PART])).items():
+            counts[kind] += count
+    return counts
 
 
 def _containers(objects: list[Any], tensor: type | None, graphs: list[Any]) -> Iterator[Any]:

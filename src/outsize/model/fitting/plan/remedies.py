@@ -8,12 +8,13 @@ search, dry run and description know no remedy by its name.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import replace
 from typing import Any
 
 from outsize.core.failure import Exactness
-from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.choice import PLAIN, REMEMBERED, Choice
 from outsize.model.fitting.learn.findings import Findings
 from outsize.model.fitting.move.evicted import check_movable
 from outsize.model.fitting.plan import hosted_remedies as hosted
@@ -466,9 +467,11 @@ def find_forbidden(work: Work, findings: Findings, own_step: bool) -> dict[str, 
     return forbidden | {kind.key: why for kind in TRAINING if (why := kind.why_not(work, findings, own_step))}
 
 
-def remedies_on(choice: Choice) -> list[RemedyKind[Any]]:
+@functools.lru_cache(REMEMBERED)
+def remedies_on(choice: Choice) -> tuple[RemedyKind[Any], ...]:
     """The remedies that a choice uses."""
-    return [kind for kind in REMEDIES if kind.hosted == choice.hosted and kind.on(choice)]
+    hosted = choice.hosted
+    return tuple(kind for kind in REMEDIES if kind.hosted == hosted and kind.on(choice))
 
 
 def describe(choice: Choice) -> str:
@@ -479,7 +482,7 @@ def describe(choice: Choice) -> str:
 
 def predict(choice: Choice, facts: Facts) -> int:
     """Peak of a choice by arithmetic on the plain step."""
-    if choice == Choice():
+    if choice == PLAIN:
         return facts.plain.peak  # it is known
     sizes = plain_sizes(facts)
     for kind in remedies_on(choice):

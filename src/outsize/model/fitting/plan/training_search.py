@@ -7,13 +7,14 @@ arithmetic, so few are needed. Where nothing fits, the smallest projected peak o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
-from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.choice import PLAIN, REMEMBERED, Choice
 from outsize.model.fitting.plan.facts import Facts, reserved_of
 from outsize.model.fitting.plan.foreign_tensors import say_beside
 from outsize.model.fitting.plan.projection import Projection
@@ -110,13 +111,13 @@ class TrainingSearch(Search[Facts]):
         choice = candidate.choice
         if self._needed(choice, projection.peak) <= self.budget:
             return True
-        part = 1.0 if choice == Choice() else 1.0 / (1 + TIES)  # the plain step costs nothing, and is given no room
+        part = 1.0 if choice == PLAIN else 1.0 / (1 + TIES)  # the plain step costs nothing, and is given no room
         return self.limited and choice == as_traced(choice) and projection.settles(int(self.budget * part))
 
     def _fits_at_once(self, candidate: Candidate) -> bool:
         """True where the allocator need not clear its cache; the plain step may, as it costs nothing otherwise."""
         assert candidate.projection is not None
-        if candidate.choice == Choice() and self.fits(candidate):
+        if candidate.choice == PLAIN and self.fits(candidate):
             return True
         return self._needed(candidate.choice, candidate.projection.peak) <= self.budget
 
@@ -357,9 +358,10 @@ class TrainingSearch(Search[Facts]):
         return Candidate(choice, added(choice, self.facts), predict(choice, self.facts))
 
 
+@functools.lru_cache(REMEMBERED)
 def as_traced(choice: Choice) -> Choice:
     """A choice without those remedies that have no trace of their own."""
-    return replace(choice, **{kind.key: getattr(Choice(), kind.key) for kind in SETTINGS})
+    return replace(choice, **{kind.key: getattr(PLAIN, kind.key) for kind in SETTINGS})
 
 
 def _smallest_first(candidate: Candidate) -> tuple[int, int, float]:
@@ -373,6 +375,7 @@ def _takes_tensors(choice: Choice) -> bool:
     return any(kind.of_tensors for kind in remedies_on(choice))
 
 
+@functools.lru_cache(REMEMBERED)
 def _keys(choice: Choice) -> tuple[str, ...]:
     """Which remedies a choice uses."""
     return tuple(kind.key for kind in remedies_on(as_traced(choice)))
