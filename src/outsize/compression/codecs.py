@@ -5,6 +5,7 @@ A codec is a frozen value. It is stored with the model, so that a file says how 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -98,10 +99,7 @@ class Grouped:
 
         codes, scale = stored["codes"], stored["scale"].to(getattr(torch, self.dtype))
         pairs = torch.stack([codes & 15, codes >> 4], 1).reshape(-1, GROUP)
-        count = 1
-        for length in self.shape:
-            count *= length
-        return ((pairs.to(scale.dtype) - 8) * scale[:, None]).flatten()[:count].reshape(self.shape)
+        return ((pairs.to(scale.dtype) - 8) * scale[:, None]).flatten()[: math.prod(self.shape)].reshape(self.shape)
 
 
 def _round4(groups: Any, scale: Any) -> Any:

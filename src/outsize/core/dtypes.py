@@ -7,6 +7,7 @@ uint64, `U8` a string of 8 characters); `dialect="xla"` or `"safetensors"` reads
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -173,10 +174,7 @@ def _from_fields(text: str) -> DType | None:
         field = _from_text(match.group(3), "numpy") if match else None
         if match is None or field is None or field.bits % 8:
             return None
-        count = 1
-        for length in (match.group(1) or match.group(2) or "1").split(","):
-            count *= int(length)
-        bits += count * field.bits
+        bits += math.prod(map(int, (match.group(1) or match.group(2) or "1").split(","))) * field.bits
     return DType(name=text, bits=bits, kind="struct")
 
 

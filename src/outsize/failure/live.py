@@ -10,6 +10,7 @@ import gc
 import itertools
 import sys
 import time
+import traceback
 from collections.abc import Collection, Iterable, Iterator
 from types import FrameType, ModuleType, TracebackType
 from typing import Any
@@ -27,7 +28,7 @@ _SMALLEST = 2**20
 def live_arrays(trace: TracebackType | None = None, most: int = 8) -> tuple[Part, ...]:
     """The largest arrays and tensors alive, largest first, one row a piece of memory."""
     types = _array_types()
-    return _largest((*_in_frames(_failed_frames(trace), types), *_in_heap(types), *_of_jax()), most)
+    return _largest((*_in_frames(traceback.walk_tb(trace), types), *_in_heap(types), *_of_jax()), most)
 
 
 def arrays_of_thread(thread: int, without: Iterable[Any] = (), most: int = 8) -> tuple[Part, ...]:
@@ -50,12 +51,6 @@ def _largest(arrays: Iterable[tuple[Any, str]], most: int, known: Collection[tup
         del array
     rows = sorted(found.values(), reverse=True)[:most]
     return tuple(Part(name=f"{what}: {holder}", bytes=size, known=Known.EXACT) for size, what, holder in rows)
-
-
-def _failed_frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    while trace is not None:
-        yield trace.tb_frame, trace.tb_lineno
-        trace = trace.tb_next
 
 
 def _running_frames(thread: int) -> Iterator[tuple[FrameType, int]]:

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import outsize.machine
 from outsize.core.memory import Holder, Pool, PoolReading
 from outsize.core.units import parse_bytes
+from outsize.machine.cgroup import LAYOUTS
 from outsize.machine.system import DiskSpace, System
 
 Size = int | str
+ROOT_MOUNT = "30 1 8:1 / / rw - ext4 /dev/root rw\n"
 
 
 @dataclass
@@ -100,7 +102,7 @@ def _proc_files(total: int, available: int, overcommit: int) -> dict[str, str]:
         ),
         "/proc/self/status": _kib(VmSize=200 << 20, VmData=100 << 20, VmRSS=40 << 20),
         "/proc/sys/vm/overcommit_memory": f"{overcommit}\n",
-        "/proc/self/mountinfo": "30 1 8:1 / / rw - ext4 /dev/root rw\n",
+        "/proc/self/mountinfo": ROOT_MOUNT,
     }
 
 
@@ -109,29 +111,21 @@ def _kib(**sizes: int) -> str:
 
 
 def _cgroup_files(version: int, limit: int, used: int, cache: int) -> dict[str, str]:
-    mounts = "30 1 8:1 / / rw - ext4 /dev/root rw\n"
-    if version == 2:
-        group = "/sys/fs/cgroup/job"
-        return {
-            "/proc/self/mountinfo": mounts + "31 30 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup rw\n",
-            "/proc/self/cgroup": "0::/job\n",
-            f"{group}/cgroup.procs": "1\n",
-            f"{group}/memory.max": f"{limit}\n",
-            f"{group}/memory.high": "max\n",
-            f"{group}/memory.current": f"{used + cache}\n",
-            f"{group}/memory.stat": f"anon {used}\ninactive_file {cache}\nactive_file 0\nfile_mapped 0\n",
-            f"{group}/memory.events": "oom 0\noom_kill 0\n",
-        }
-    group = "/sys/fs/cgroup/memory/job"
+    layout = next(layout for layout in LAYOUTS if layout.version == version)
+    mounted, kind, ours = {
+        1: ("/sys/fs/cgroup/memory", "cgroup cgroup rw,memory", "4:memory:/job"),
+        2: ("/sys/fs/cgroup", "cgroup2 cgroup rw", "0::/job"),
+    }[version]
+    counts = {"inactive_file": cache, "active_file": 0, "mapped_file": 0}
+    files = {
+        "cgroup.procs": "1", layout.limit: limit, layout.usage: used + cache, layout.kills: "oom_kill 0",
+        "memory.stat": "\n".join(f"{layout.prefix}{name} {size}" for name, size in counts.items()),
+    }  # fmt: skip
     return {
-        "/proc/self/mountinfo": mounts + "31 30 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
-        "/proc/self/cgroup": "4:memory:/job\n",
-        f"{group}/cgroup.procs": "1\n",
-        f"{group}/memory.limit_in_bytes": f"{limit}\n",
-        f"{group}/memory.usage_in_bytes": f"{used + cache}\n",
-        f"{group}/memory.stat": f"total_inactive_file {cache}\ntotal_active_file 0\ntotal_mapped_file 0\n",
-        f"{group}/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "/proc/self/mountinfo": f"{ROOT_MOUNT}31 30 0:26 / {mounted} rw - {kind}\n",
+        "/proc/self/cgroup": f"{ours}\n",
+        f"{mounted}/{layout.limit}": "9223372036854771712\n",
+        **{f"{mounted}/job/{name}": f"{text}\n" for name, text in files.items()},
     }
 
 

@@ -10,6 +10,7 @@ axis stays whole over which something is normalised, averaged, ordered or compar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,12 +24,17 @@ PLACE = "its indices are places or symbols"
 
 def pointwise(call: Call) -> list[Axes]:
     """Element by element, with broadcasting; every result has the same axes."""
-    found = list(fresh(call.outs[0]))
+    found = fresh(call.outs[0])
     for tensor in call.tensors:
-        for place, axis in enumerate(reversed(call.axes(tensor)), start=1):
-            if size_of(axis) == size_of(found[-place]):
-                unify(found[-place], axis)
-    return [tuple(found)] * len(call.outs)
+        _broadcast(found, call.axes(tensor))
+    return [found] * len(call.outs)
+
+
+def _broadcast(found: Sequence[Axis], axes: Axes) -> None:
+    """Axes are those of a result from the right, where they are not stretched."""
+    for one, other in zip(reversed(found), reversed(axes), strict=False):
+        if size_of(one) == size_of(other):
+            unify(one, other)
 
 
 def same(call: Call) -> list[Axes]:
@@ -49,7 +55,7 @@ def view(call: Call) -> list[Axes]:
     found: list[Axis] = []
     while sources or sizes:
         run, out = [sources.pop(0)] if sources else [], [sizes.pop(0)] if sizes else []
-        while (left := _count(run)) != (right := _product(out)):
+        while (left := math.prod(map(size_of, run))) != (right := math.prod(out)):
             if left < right:
                 run.append(sources.pop(0))
             else:
@@ -58,17 +64,6 @@ def view(call: Call) -> list[Axes]:
             run.append(sources.pop(0))
         found += split(run[0] if len(run) == 1 else Product(tuple(run)), out) if out else []
     return [tuple(found)]
-
-
-def _count(axes: Sequence[Axis]) -> int:
-    return _product([size_of(axis) for axis in axes])
-
-
-def _product(sizes: Sequence[int]) -> int:
-    found = 1
-    for size in sizes:
-        found *= size
-    return found
 
 
 def permute(call: Call) -> list[Axes]:
@@ -93,9 +88,14 @@ def unsqueeze(call: Call) -> list[Axes]:
 
 def squeeze(call: Call) -> list[Axes]:
     axes = call.axes(call["self"])
-    dims = call.get("dim")
-    places = range(len(axes)) if dims is None else [d % len(axes) for d in ([dims] if isinstance(dims, int) else dims)]
+    places = [place % len(axes) for place in _dims(call, len(axes))]
     return [tuple(axis for place, axis in enumerate(axes) if not (place in places and size_of(axis) == 1))]
+
+
+def _dims(call: Call, count: int) -> Sequence[int]:
+    """The places that a call names; all of them where it names none."""
+    dims = call.get("dim", call.get("dims"))
+    return range(count) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
 
 
 def expand(call: Call) -> list[Axes]:
@@ -187,9 +187,7 @@ def pad(call: Call) -> list[Axes]:
 def reduce(call: Call) -> list[Axes]:
     """Axes that go: along a sum zeros count nothing, along everything else they do."""
     axes = call.axes(call.tensors[0])
-    dims = call.get("dim")
-    dims = range(len(axes)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
-    places = {place % max(1, len(axes)) for place in dims}
+    places = {place % max(1, len(axes)) for place in _dims(call, len(axes))}
     for place in places & set(range(len(axes))):
         if call.name != "sum" and not (
             call.through_norms and call.name in ("mean", "var", "var_mean", "linalg_vector_norm")
@@ -203,11 +201,8 @@ def reduce(call: Call) -> list[Axes]:
 def along(call: Call) -> list[Axes]:
     """Results of the same axes, where each element depends on all along one of them: softmax, cumsum, sort, flip, roll."""
     axes = call.axes(call.tensors[0])
-    dims = call.get("dim", call.get("dims"))
-    dims = range(len(axes)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
-    for place in dims:
-        if axes:
-            freeze(axes[place], NORMALISED)
+    for place in _dims(call, len(axes)) if axes else ():
+        freeze(axes[place], NORMALISED)
     return [
         tuple(
             axis if size_of(axis) == size else Dim(size, NORMALISED) for axis, size in zip(axes, out.shape, strict=True)
@@ -231,9 +226,7 @@ def product(call: Call) -> list[Axes]:
         unify(a, b)
     found = (*left[:-1], *right[-1:]) if len(right) > 1 else left[:-1]
     if added is not None:
-        for place, axis in enumerate(reversed(call.axes(added)), start=1):
-            if size_of(axis) == size_of(found[-place]):
-                unify(found[-place], axis)
+        _broadcast(found, call.axes(added))
     return [tuple(found)]
 
 
