@@ -182,5 +182,4 @@ class Drawing:
     markup: str
 
     def html(self, small: bool) -> str:
-        """As it is."""
         return self.markup

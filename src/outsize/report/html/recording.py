@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 
@@ -126,20 +127,14 @@ def _allocator(recording: Recording, framework: str, device: str) -> Timeline:
             allocated = max(asked, sum(one.allocated or 0 for one in ours))
             reserved = max(allocated, sum(one.reserved or 0 for one in ours))
             rows.append((sample.time, asked or allocated, allocated, reserved, label))
+    every = (one.tensors for sample in reversed(recording.samples) for one in sample.allocators if one.tensors)
+    tensors = () if framework == "malloc" else next(every, ())
+    detail = "\n".join(("largest tensors:", *tensors)) if tensors else ""
     layers = (
-        Layer(name="asked for by the program", values=[row[1] for row in rows]),
+        Layer(name="asked for by the program", values=[row[1] for row in rows], detail=detail),
         Layer(name="lost to rounding", values=[row[2] - row[1] for row in rows]),
         Layer(name="held and not used", values=[row[3] - row[2] for row in rows]),
     )
-    tensors = next(
-        (one.tensors for sample in reversed(recording.samples) for one in sample.allocators if one.tensors), ()
-    )
-    detail = "\n".join(tensors)
-    if detail and framework != "malloc":
-        layers = (
-            Layer(name=layers[0].name, values=layers[0].values, detail=f"largest tensors:\n{detail}"),
-            *layers[1:],
-        )
     return Timeline(
         title=f"{framework} on {device}", times=[row[0] for row in rows], unit="s", layers=layers,
         labels=[row[4] for row in rows] if any(row[4] for row in rows) else (), marks=_marks(recording),
@@ -171,7 +166,7 @@ def _peaks(recording: Recording) -> Grid:
     ]
     for framework, device in _allocators(recording):
         for field in ("requested", "allocated", "reserved", "fragments"):
-            named.append((f"{framework} on {device}: {field}", _reader(framework, device, field)))
+            named.append((f"{framework} on {device}: {field}", functools.partial(_sum, framework, device, field)))
     rows = []
     for name, read in named:
         best = max(((read(sample) or 0, -number) for number, sample in enumerate(samples)), default=(0, 0))
@@ -180,13 +175,9 @@ def _peaks(recording: Recording) -> Grid:
     return Grid("Peaks (highest samples)", ("peak", "size>", "bytes>", "at>"), rows)
 
 
-def _reader(framework: str, device: str, field: str) -> Callable[[Sample], int]:
-    def read(sample: Sample) -> int:
-        return sum(
-            getattr(one, field) or 0 for one in sample.allocators if (one.framework, one.device) == (framework, device)
-        )
-
-    return read
+def _sum(framework: str, device: str, field: str, sample: Sample) -> int:
+    ours = (one for one in sample.allocators if (one.framework, one.device) == (framework, device))
+    return sum(getattr(one, field) or 0 for one in ours)
 
 
 def _phases(recording: Recording) -> list[tuple[str, str, str, str, str]]:

@@ -6,6 +6,7 @@ of the command.
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import threading
 
@@ -44,7 +45,7 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-class MetricsServer:
+class MetricsServer(contextlib.AbstractContextManager["MetricsServer"]):
     """A listener that answers `GET /metrics` with the newest sample, from a thread of its own, until `close()`."""
 
     def __init__(self, address: str) -> None:
@@ -72,9 +73,6 @@ class MetricsServer:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-
-    def __enter__(self) -> MetricsServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from outsize.core.contents import Contents
 from outsize.core.units import format_bytes
-from outsize.report.text.layout import Rows, make_table
+from outsize.report.text.layout import Rows, draw_fits, make_table
 
 
 def draw(contents: Contents) -> RenderableType:
@@ -21,9 +21,8 @@ def draw(contents: Contents) -> RenderableType:
     if contents.count > len(contents.arrays):
         lines.append(Padding(f"and {contents.count - len(contents.arrays)} more arrays", (0, 0, 0, 2)))
     if contents.fits is not None:
-        word, style = ("fits", "green") if contents.fits else ("does not fit", "red")
         have = f": {format_bytes(contents.bytes)} of {format_bytes(contents.available)} available"
-        lines.append(Text.assemble("loaded whole, it ", (word, f"bold {style}"), have))
+        lines.append(Text.assemble("loaded whole, it ", draw_fits(contents.fits, weight="bold"), have))
     lines += [Text(note) for note in contents.notes]
     if contents.arrays:
         lines.append(Text(f"next: {_next(contents)}", style="dim"))

@@ -33,14 +33,13 @@ def draw(diagnosis: Diagnosis) -> RenderableType:
 
 def _rest(diagnosis: Diagnosis) -> list[RenderableType]:
     """Everything below the cause."""
-    parts: list[RenderableType] = [Text(), Text("why", style="bold"), _evidence(diagnosis.evidence)]
-    if diagnosis.timeline:
-        parts += [Text(), Text("memory over time", style="bold"), _timeline(diagnosis)]
-    if diagnosis.holders:
-        parts += [Text(), Text("who holds it", style="bold"), _holders(diagnosis)]
-    if diagnosis.remedies:
-        parts += [Text(), Text("what to do, most bytes first", style="bold"), _remedies(diagnosis.remedies)]
-    return parts
+    sections = {
+        "why": _evidence(diagnosis.evidence),
+        "memory over time": _timeline(diagnosis) if diagnosis.timeline else None,
+        "who holds it": _holders(diagnosis) if diagnosis.holders else None,
+        "what to do, most bytes first": _remedies(diagnosis.remedies) if diagnosis.remedies else None,
+    }
+    return [part for title, body in sections.items() if body for part in (Text(), Text(title, style="bold"), body)]
 
 
 def _headline(cause: Cause) -> Text:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from outsize.core.fitting import FitPlan, Neighbour
 from outsize.core.units import format_bytes
-from outsize.report.text.layout import make_table
+from outsize.report.text.layout import draw_fits, make_table
 
 
 def draw(plan: FitPlan) -> RenderableType:
@@ -29,7 +29,7 @@ def draw(plan: FitPlan) -> RenderableType:
 def _headline(plan: FitPlan) -> Text:
     allowance = plan.budgets[0]
     peak = plan.peak(allowance.pool)
-    verdict = ("fits", "bold green") if plan.fits else ("does not fit", "bold red")
+    verdict = draw_fits(plan.fits, weight="bold")
     away = f"; {format_bytes(plan.away)} wait on the {plan.place}" if plan.away else ""
     if plan.away and plan.seconds is not None and plan.place == "host":
         away = f"; the host holds {format_bytes(plan.away)}"  # all of this process, not only what waits

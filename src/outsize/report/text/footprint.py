@@ -11,7 +11,7 @@ from rich.text import Text
 from outsize.core.footprint import Footprint, Growth, Layers, Loading, Receipt
 from outsize.core.memory import Part
 from outsize.core.units import format_bytes
-from outsize.report.text.layout import ByWidth, Rows, make_list, make_table
+from outsize.report.text.layout import ByWidth, Rows, draw_fits, make_list, make_table
 
 MARKS = {
     "weights": ("W", "blue"), "buffers": ("B", "bright_blue"), "gradients": ("G", "magenta"), "optimizer state": ("O", "cyan"),
@@ -62,17 +62,12 @@ def _ways(footprint: Footprint) -> RenderableType:
 
 
 def _table_of_ways(footprint: Footprint, columns: int) -> Table:
-    words = {
-        True: Text("fits", style="green"),
-        False: Text("does not fit", style="red"),
-        None: Text("may fit", style="yellow"),
-    }
     left_out = {"at most>"} if columns < NARROW else set()
     left_out |= {"fits"} if footprint.capacity is None else set()
     rows: list[dict[str, RenderableType]] = [
         {
             "the same step with": way.name, "reserved>": format_bytes(way.peak.bytes), "at most>": format_bytes(way.peak.bound),
-            "fits": words[way.fits], "results": way.exactness,
+            "fits": draw_fits(way.fits), "results": way.exactness,
         }
         for way in footprint.ways
     ]  # fmt: skip
@@ -100,13 +95,12 @@ def _verdict(footprint: Footprint) -> Text:
     need = f"{format_bytes(peak.bytes)} reserved at the peak{where}, at most {format_bytes(peak.bound)}"
     if footprint.capacity is None:
         return Text.assemble((f"{footprint.name}: ", "bold"), need)
-    unsure = "may fit" if footprint.guesses else "may not fit"
-    words = {True: ("fits", "bold green"), False: ("does not fit", "bold red"), None: (unsure, "bold yellow")}
+    verdict = draw_fits(footprint.fits, ("may fit" if footprint.guesses else "may not fit", "yellow"), "bold")
     place = "in the budget" if footprint.card is None else f"on the {footprint.card.name}"
     room = f", of {format_bytes(footprint.capacity)} {place}"
     if footprint.fits and peak.bytes > footprint.capacity:
         room += ", by giving back cached blocks in between"
-    return Text.assemble((f"{footprint.name}: ", "bold"), words[footprint.fits], f": {need}{room}")
+    return Text.assemble((f"{footprint.name}: ", "bold"), verdict, f": {need}{room}")
 
 
 def _peaks(footprint: Footprint) -> Table:

@@ -33,6 +33,12 @@ def _fill(table: Table, rows: Iterable[Sequence[RenderableType]]) -> Table:
     return table
 
 
+def draw_fits(fits: bool | None, unsure: tuple[str, str] = ("may fit", "yellow"), weight: str = "") -> Text:
+    """Whether something fits; `unsure` is said, in its colour, where that is not known."""
+    word, colour = unsure if fits is None else ("fits", "green") if fits else ("does not fit", "red")
+    return Text(word, style=f"{weight} {colour}".strip())
+
+
 def draw_share(share: float, width: int = 12) -> Text:
     """A bar that is full to this share, in the colour of how near that is to the end."""
     taken = min(1.0, max(0.0, share))

@@ -11,7 +11,7 @@ from rich.text import Text
 from outsize.core.memory import HOST
 from outsize.core.plan import Plan, Step
 from outsize.core.units import format_bytes
-from outsize.report.text.layout import ByWidth, make_table
+from outsize.report.text.layout import ByWidth, draw_fits, make_table
 
 WIDE, NARROW = 96, 72
 """Screen widths: from WIDE on all of a step's numbers are shown, below NARROW only the most important."""
@@ -49,11 +49,10 @@ def _operations(count: int | None) -> str:
 
 
 def _verdict(plan: Plan) -> Text:
-    verdict, style = ("fits", "bold green") if plan.fits else ("does not fit", "bold red")
     moved = f"reads {format_bytes(plan.read)}, writes {format_bytes(plan.written)}"
     if plan.distance is not None:
         moved += f": {plan.distance:.2f}x the floor of {format_bytes(plan.floor)}"
-    return Text.assemble(f"{plan.name}: ", (verdict, style), f": {held_of(plan)}; {moved}")
+    return Text.assemble(f"{plan.name}: ", draw_fits(plan.fits, weight="bold"), f": {held_of(plan)}; {moved}")
 
 
 def held_of(plan: Plan) -> str:

@@ -192,11 +192,8 @@ def _gpu(recording: Recording, gpu: GpuSample, columns: int) -> Iterator[Text]:
 
 
 def _allocator(allocator: AllocatorSample, columns: int) -> Text:
-    numbers = {
-        "requested": allocator.requested, "allocated": allocator.allocated, "reserved": allocator.reserved,
-        "fragments": allocator.fragments,
-    }  # fmt: skip
-    words = [f"{name} {format_bytes(value)}" for name, value in numbers.items() if value is not None]
+    numbers = ((name, getattr(allocator, name)) for name in ("requested", "allocated", "reserved", "fragments"))
+    words = [f"{name} {format_bytes(value)}" for name, value in numbers if value is not None]
     return fold([f"{allocator.framework} {allocator.device} (pid {allocator.pid})", *words], columns, "   ")
 
 

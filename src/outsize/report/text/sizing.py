@@ -9,11 +9,11 @@ from rich.text import Text
 
 from outsize.core.sizing import Alternative, Place, Sizing
 from outsize.core.units import format_bytes
-from outsize.report.text.layout import Rows, make_table
+from outsize.report.text.layout import Rows, draw_fits, make_table
 
 SMALL = 2**20
 """Bytes below which no smaller form is shown: nothing is won by it."""
-_FITS = {True: ("fits", "green"), False: ("does not fit", "red"), None: ("unknown", "dim")}
+_UNKNOWN = ("unknown", "dim")
 
 
 def draw(sizing: Sizing) -> RenderableType:
@@ -35,12 +35,11 @@ def _headline(sizing: Sizing) -> Text:
         f" + {len(sizing.specs) - 3} more" if len(sizing.specs) > 3 else ""
     )
     times = f"{sizing.count} x " if sizing.count != 1 else ""
-    verdict, style = _FITS[sizing.fits]
     where = ", ".join(place.name for place in sizing.places if place.where == "asked") or "here"
     decimal = f" = {sizing.bytes / 1e9:,.3f} GB" if sizing.bytes >= 10**7 else ""
     return Text.assemble(
         f"{times}{names}: ", (f"{sizing.bytes:,} bytes", "bold"), f" = {format_bytes(sizing.bytes)}{decimal} (exact)  ",
-        (f"{verdict}: {where}", f"bold {style}"),
+        draw_fits(sizing.fits, _UNKNOWN, "bold").append(f": {where}"),
     )  # fmt: skip
 
 
@@ -78,7 +77,7 @@ def places_of(sizing: Sizing) -> list[tuple[str, str, str, bool | None, str]]:
 
 
 def _places(sizing: Sizing) -> Table:
-    rows = [(name, has, needs, Text(*_FITS[fits]), why) for name, has, needs, fits, why in places_of(sizing)]
+    rows = [(name, has, needs, draw_fits(fits, _UNKNOWN), why) for name, has, needs, fits, why in places_of(sizing)]
     return make_table(("place", "has>", "needs>", "fits", "why"), rows)
 
 
