@@ -17,6 +17,5 @@ from outsize.allocator.settings import parse_settings as parse_settings
 from outsize.allocator.settings import settings_from_environment as settings_from_environment
 from outsize.allocator.take import TAKERS as TAKERS
 from outsize.allocator.take import take as take
-from outsize.allocator.trace import Recording as Recording
 from outsize.allocator.trace import read_snapshot as read_snapshot
 from outsize.allocator.trace import read_trace as read_trace

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import resource
 import time
 from typing import Any
 
@@ -14,7 +13,7 @@ from outsize.cli.clusters import add_cluster, joined
 from outsize.cli.convert import read_lengths
 from outsize.core.errors import InputError, OutsizeError
 from outsize.core.events import default_listener
-from outsize.core.units import KiB
+from outsize.monitor.peak import PeakMeter
 
 _METHODS = {
     ".tucker": "tucker",
@@ -67,13 +66,13 @@ def run(args: argparse.Namespace) -> int:
         return 0 if plan.fits else 1
     _check_target(args.source, args.target)
     _load_code(method)
-    before, began = _highest(), time.perf_counter()
-    with joined(args):
+    with joined(args), PeakMeter("decompose") as meter:
+        began = time.perf_counter()
         made = decompose(args.source, method, listener=None if args.json else default_listener(), **options)
-    seconds, measured = time.perf_counter() - began, _highest() - before
+        seconds = time.perf_counter() - began
     made.save(args.target, budget=args.budget)
     summary = made.summary(
-        source=args.source, target=args.target, seconds=seconds, measured=measured,
+        source=args.source, target=args.target, seconds=seconds, measured=meter.peaks()[0].bytes,
         read=(made.plan.read or None) if made.plan is not None else None,
     )  # fmt: skip
     report.show(summary, args.json)
@@ -131,8 +130,3 @@ def _load_code(method: str) -> None:
 
     with contextlib.suppress(OutsizeError):  # whatever is wrong is said of the data themselves
         decompose(np.ones((64, 64) if method == "svd" else (40, 40, 40)), method, rank=1 if method == "cp" else None)
-
-
-def _highest() -> int:
-    """The most bytes of memory that this process has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KiB

@@ -109,10 +109,8 @@ def run(args: argparse.Namespace) -> int:
         length = args.seq or DEFAULT_SEQ
         every, args.precision = args.precision == "all", "fp32" if args.precision == "all" else args.precision
         step, build = step_from(args.hf, length, optimizer, args.precision, args.checkpointing, args.device)
-        if args.batch is None:
-            footprint = estimate(step, build=lambda: build(1), **common)
-        else:
-            footprint = estimate(step, build=build, batch=args.batch, seq=args.seq, **common)
+        sizes = {} if args.batch is None else {"batch": args.batch, "seq": args.seq}
+        footprint = estimate(step, build=build if sizes else lambda: build(1), **sizes, **common)
         setting = Setting(
             path=args.hf, batch=args.batch or 1, seq=length, optimizer=optimizer, precision=args.precision,
             checkpointing=args.checkpointing,
@@ -208,10 +206,7 @@ def _from_function(args: argparse.Namespace, common: dict[str, Any]) -> Any:
 
     step.__name__ = args.target
     step.__dict__[FIRST] = True
-    if batch is None:
-        footprint = estimate(step, build=build, **common)
-    else:
-        footprint = estimate(step, build=build, batch=batch, seq=args.seq, **common)
+    footprint = estimate(step, build=build, batch=batch, seq=None if batch is None else args.seq, **common)
     if footprint.fits is not False or args.no_ways:
         return footprint
     return dataclasses.replace(footprint, ways=measure_for_step(step, build, _sizes(batch, args.seq), common))

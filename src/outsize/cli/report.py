@@ -13,7 +13,7 @@ from outsize.core.errors import InputError
 from outsize.core.noun import Noun, write_text
 from outsize.core.outcomes.recording import Recording
 from outsize.failure import explain
-from outsize.monitor.recorder import load
+from outsize.monitor.recorder import is_recording, load
 
 _PICKLE = (".pickle", ".pkl")
 
@@ -67,11 +67,11 @@ def read(file: str) -> Noun:
         return parse_answer(sys.stdin.read(LARGEST), "standard input")
     try:
         with open(file, "rb") as opened:
-            first = opened.read(9)
+            first = opened.read(1)
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror or error}") from error
-    if first[:1] == b"\x80" or file.endswith(_PICKLE):
+    if first == b"\x80" or file.endswith(_PICKLE):
         return explain(pathlib.Path(file))
-    if first.startswith(b'{"watch":'):
+    if is_recording(file):
         return load(file)
     return read_answer(file)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from outsize import report
 from outsize.cli.estimate import load
+from outsize.compression.files import check_target
 from outsize.core.errors import InputError
-
-SUFFIXES = (".safetensors", ".pt", ".pth", ".pt2")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None and not args.plan:
         raise InputError("say where to write: outsize shrink MODULE:FUNCTION small.safetensors, or --plan to only plan")
     if args.out is not None:
-        _check_out(args.out)
+        check_target(args.out)
     from outsize.compression.shrink import shrink
 
     model, data, loss, training = _make(args.target)
@@ -55,17 +53,6 @@ def run(args: argparse.Namespace) -> int:
     small.save(args.out)
     report.show(small.plan, args.json)
     return 0
-
-
-def _check_out(path: str) -> None:
-    """What would fail after all the work is found before it."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if os.path.splitext(path)[1].lower() not in SUFFIXES:
-        raise InputError(f"cannot write {path}: the name must end in one of {', '.join(SUFFIXES)}")
-    if not os.path.isdir(folder):
-        raise InputError(f"there is no folder {folder}: make it first")
-    if not os.access(folder, os.W_OK):
-        raise InputError(f"{folder} may not be written to: choose another folder")
 
 
 def _make(target: str) -> tuple[Any, Any, Any, Any]:

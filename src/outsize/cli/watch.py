@@ -10,18 +10,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import TextIO
+from dataclasses import replace
+from typing import Any, TextIO
 
 from rich.text import Text
 
 from outsize import report
 from outsize.core.errors import InputError
 from outsize.core.outcomes.recording import Mark, Recording, Sample
-from outsize.core.outcomes.watch_stream import encode, encode_head, is_stream
+from outsize.core.outcomes.watch_stream import encode, encode_head
 from outsize.core.units import parse_seconds
 from outsize.monitor.launch import build_command, passing_signals, start
 from outsize.monitor.outside import Outside
-from outsize.monitor.recorder import Item, Recorder, check_writable, load
+from outsize.monitor.recorder import Item, Recorder, check_writable, is_recording, load
 from outsize.report.live import Screen, wait_for_key, whole_terminal
 from outsize.report.text.recording import draw_line, draw_news
 
@@ -56,21 +57,11 @@ def run(args: argparse.Namespace) -> int:
         return _run_command(args, words[1:])
     if len(words) == 1 and words[0].isdigit():
         return _look_at(args, int(words[0]))
-    if len(words) == 1 and _is_recording(words[0]):
+    if len(words) == 1 and (words[0].endswith(".watch") or is_recording(words[0])):
         return _replay(args, load(words[0]))
     if len(words) == 1 and pathlib.Path(words[0]).is_dir():
         raise InputError(f"{words[0]} is a folder: give a process id, a recording, or a program to start")
     return _run_command(args, words) if words else _look_at(args, None)
-
-
-def _is_recording(name: str) -> bool:
-    if name.endswith(".watch"):
-        return True
-    try:
-        with open(name, encoding="utf-8", errors="replace") as file:
-            return is_stream(file.read(64))
-    except OSError:
-        return False
 
 
 def _run_command(args: argparse.Namespace, words: list[str]) -> int:
@@ -269,11 +260,6 @@ def _replay(args: argparse.Namespace, recording: Recording) -> int:
 
 def _until(recording: Recording, count: int, end: float) -> Recording:
     """The recording as it was at a time."""
-    return Recording(
-        head=recording.head,
-        samples=recording.samples[:count],
-        marks=tuple(mark for mark in recording.marks if mark.time <= end),
-        findings=tuple(finding for finding in recording.findings if finding.time <= end),
-        notes=tuple(note for note in recording.notes if note.time <= end),
-        complete=False,
-    )
+    lists: dict[str, Any] = {name: getattr(recording, name) for name in ("marks", "findings", "notes")}
+    said: dict[str, Any] = {name: tuple(one for one in items if one.time <= end) for name, items in lists.items()}
+    return replace(recording, samples=recording.samples[:count], complete=False, **said)

@@ -155,11 +155,7 @@ def first_call(subject: Subject) -> tuple[tuple[Any, ...], dict[str, Any]] | Non
     import torch
 
     found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-    def look(module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        found.append((inputs, named))
-
-    hooks = [subject.model.register_forward_pre_hook(look, with_kwargs=True)]
+    hooks = [subject.model.register_forward_pre_hook(lambda _, *given: found.append(given), with_kwargs=True)]
     with hooked(hooks), torch.no_grad(), torch.random.fork_rng():
         subject.loss(subject.model, subject.batches[0])
     return found[0] if found else None

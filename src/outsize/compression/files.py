@@ -24,13 +24,7 @@ def save(model: Any, path: str | os.PathLike[str], difference: list[dict[str, An
     """Write a model as its path's suffix says."""
     import torch
 
-    name = os.fspath(path)
-    suffix = os.path.splitext(name)[1].lower()
-    if suffix not in SUFFIXES:
-        raise InputError(f"cannot write {name}: the name must end in one of {', '.join(SUFFIXES)}")
-    folder = os.path.dirname(os.path.abspath(name))
-    if not os.path.isdir(folder):
-        raise InputError(f"cannot write {name}: there is no folder {folder}, make it first")
+    name, suffix = os.fspath(path), check_target(path)
     if suffix == ".safetensors":
         if isinstance(difference, str):
             raise InputError(difference)
@@ -40,6 +34,19 @@ def save(model: Any, path: str | os.PathLike[str], difference: list[dict[str, An
         torch.export.save(program, name)
     else:
         torch.save(model, name)
+
+
+def check_target(path: str | os.PathLike[str]) -> str:
+    """The suffix of a place that can be written; what would fail after all the work is found before it."""
+    name = os.fspath(path)
+    suffix, folder = os.path.splitext(name)[1].lower(), os.path.dirname(os.path.abspath(name))
+    if suffix not in SUFFIXES:
+        raise InputError(f"cannot write {name}: the name must end in one of {', '.join(SUFFIXES)}")
+    if not os.path.isdir(folder):
+        raise InputError(f"cannot write {name}: there is no folder {folder}, make it first")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{folder} may not be written to: choose another folder")
+    return suffix
 
 
 def _export(model: Any, call: Any, name: str) -> Any:

@@ -42,7 +42,6 @@ class Shrunk:
         files.save(self.model, path, self.difference, self.call)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """What the model gives."""
         return self.model(*inputs, **named)
 
     def __repr__(self) -> str:

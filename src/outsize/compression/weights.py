@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,19 +20,9 @@ SMALL = 0.005
 
 def count_bytes(model: Any) -> int:
     """Bytes of all parameters and buffers."""
-    return sum(storages_of(model).values())
-
-
-def storages_of(model: Any) -> dict[int, int]:
-    """Storage -> its bytes, of all parameters and buffers."""
     tensors = itertools.chain(model.parameters(), model.buffers())
-    return {key: size for tensor in tensors for key, size in _storages(tensor)}
-
-
-def _storages(tensor: Any) -> Iterator[tuple[int, int]]:
-    for inner in parts_of(tensor):
-        storage = inner.untyped_storage()
-        yield key_of(storage), storage.nbytes()
+    storages = (inner.untyped_storage() for tensor in tensors for inner in parts_of(tensor))
+    return sum({key_of(storage): storage.nbytes() for storage in storages}.values())
 
 
 def share(model: Any) -> Any:

@@ -27,7 +27,6 @@ LARGEST = 256 * 2**20
 
 
 def read_answer(path: str | os.PathLike[str]) -> Noun:
-    """The noun in a file."""
     name = os.fspath(path)
     try:
         with open(name, encoding="utf-8", errors="replace") as file:
@@ -40,7 +39,6 @@ def read_answer(path: str | os.PathLike[str]) -> Noun:
 
 
 def parse_answer(text: str, name: str = "the text") -> Noun:
-    """The noun in a text."""
     try:
         data = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:

@@ -49,7 +49,6 @@ class Layers(Noun):
 
     @property
     def total(self) -> int:
-        """Bytes of all kinds together."""
         return sum(self.bytes)
 
 
@@ -71,7 +70,6 @@ class Growth(Noun):
     """Factor of the size's square in bytes; 0 if memory grows along a line."""
 
     def at(self, size: int) -> int:
-        """Bytes reserved at a size."""
         return round(self.fixed + self.each * size + self.square * size * size)
 
 
@@ -130,7 +128,6 @@ class Loading(Noun):
 
     @property
     def total(self) -> int:
-        """All of it."""
         return self.shared + self.pinned + self.making + self.processes
 
 
@@ -274,28 +271,22 @@ class Receipt(Noun):
 
     @property
     def allocated_error(self) -> float | None:
-        """Projected over measured, less one."""
         return _error(self.projected_allocated, self.measured_allocated)
 
     @property
     def reserved_error(self) -> float | None:
-        """Projected over measured, less one."""
         return _error(self.projected_reserved, self.measured_reserved)
 
     @property
     def use_error(self) -> float | None:
-        """Projected over measured, less one."""
         return _error(self.projected_use, self.measured_use)
 
     @property
     def held(self) -> bool:
         """True where no measured number is above its bound."""
-        pairs = (
-            (self.measured_allocated, self.projected_allocated),
-            (self.measured_reserved, self.projected_reserved),
-            (self.measured_use, self.projected_use),
-        )
-        return all((measured or 0) <= projected.bound for measured, projected in pairs if projected is not None)
+        measured = (self.measured_allocated, self.measured_reserved, self.measured_use)
+        projected = (self.projected_allocated, self.projected_reserved, self.projected_use)
+        return all((one or 0) <= two.bound for one, two in zip(measured, projected, strict=True) if two is not None)
 
 
 def _error(projected: Amount | None, measured: int | None) -> float | None:

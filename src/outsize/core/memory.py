@@ -121,16 +121,13 @@ class Budget(Noun):
 
     @property
     def host(self) -> int | None:
-        """Budget of host RAM in bytes."""
         return self.bytes_of(HOST)
 
     @property
     def disk(self) -> int | None:
-        """Budget of scratch disk in bytes."""
         return self.bytes_of(DISK)
 
     def device(self, index: int = 0) -> int | None:
-        """Budget of a device in bytes."""
         return self.bytes_of(Pool(kind="device", index=index))
 
 
@@ -167,13 +164,8 @@ class Reading(Noun):
 
     @property
     def pools(self) -> tuple[PoolReading, ...]:
-        """Every pool that was read."""
         shm = () if self.shm is None else (self.shm,)
         return (self.host, *self.devices, *shm, self.disk)
-
-    def of(self, pool: Pool) -> PoolReading | None:
-        """Reading of one pool."""
-        return next((reading for reading in self.pools if reading.pool == pool), None)
 
 
 HOST = Pool(kind="host")

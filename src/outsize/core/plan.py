@@ -36,7 +36,6 @@ class Level(Noun):
 
     @property
     def seconds(self) -> float:
-        """Time this level alone would take."""
         return self.amount / self.rate
 
 
@@ -76,7 +75,6 @@ class Step(Noun):
         return max(self.levels, key=lambda level: level.seconds).name if self.levels else None
 
     def peak(self, pool: Pool) -> int:
-        """Projected peak in a pool in bytes."""
         return max((peak.bytes for peak in self.peaks if peak.pool == pool), default=0)
 
 
@@ -109,12 +107,10 @@ class Plan(Noun):
 
     @property
     def read(self) -> int:
-        """Bytes read from disk in all."""
         return sum(step.read for step in self.steps)
 
     @property
     def written(self) -> int:
-        """Bytes written to disk in all."""
         return sum(step.written for step in self.steps)
 
     @property

@@ -45,7 +45,6 @@ class Simulation(Noun):
 
     @property
     def cost(self) -> float | None:
-        """What the run costs."""
         return None if self.price is None else self.price * self.workers * self.seconds / 3600
 
     @property

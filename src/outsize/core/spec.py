@@ -31,7 +31,6 @@ class Spec(Noun):
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
     @property

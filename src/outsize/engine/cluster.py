@@ -53,12 +53,10 @@ def current_cluster() -> Cluster | None:
 
 
 def set_cluster(cluster: Cluster | None) -> contextvars.Token[Cluster | None]:
-    """Use a cluster from now on."""
     return _in_use.set(cluster)
 
 
 def reset_cluster(token: contextvars.Token[Cluster | None]) -> None:
-    """Use what was used before."""
     _in_use.reset(token)
 
 

@@ -131,7 +131,6 @@ class DaskEngine(Executor):
         return self._seen[worker].get("memory_limit") or None
 
     def threads(self, worker: Worker) -> int:
-        """Threads that the user gave to a worker."""
         return int(self._seen[worker]["nthreads"])
 
     def close(self) -> None:

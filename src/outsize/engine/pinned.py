@@ -26,7 +26,7 @@ _PORTABLE = 1
 """cudaHostRegisterPortable: locked for every device, not only for the current one."""
 
 
-class Pinned:
+class Pinned(contextlib.AbstractContextManager["Pinned"]):
     """A stretch of host memory, locked while this is open: `with Pinned(buffer, locked=...) as memory: memory.array`."""
 
     def __init__(self, array: Buffer, *, locked: bool, registered: bool = False) -> None:
@@ -38,7 +38,6 @@ class Pinned:
 
     @property
     def nbytes(self) -> int:
-        """Bytes."""
         return self.array.nbytes
 
     def tensor(self) -> Any:
@@ -56,9 +55,6 @@ class Pinned:
             with contextlib.suppress(RuntimeError):  # a device that has failed copies nothing any more
                 torch.cuda.synchronize()
             _cudart().cudaHostUnregister(self.array.ctypes.data)
-
-    def __enter__(self) -> Pinned:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -120,7 +120,6 @@ class RayEngine(Executor):
         return int(self._nodes[worker]["Resources"].get("memory", 0)) or None
 
     def threads(self, worker: Worker) -> int:
-        """Processors that the user gave to a node."""
         return int(self._nodes[worker]["Resources"]["CPU"])
 
     def close(self) -> None:

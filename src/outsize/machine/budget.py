@@ -6,8 +6,9 @@ processes, the kernel, the growth of the interpreter. A number set by the user i
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from outsize.core.memory import PINNED, Allowance, Budget, PoolReading
 from outsize.core.units import format_bytes, parse_bytes
@@ -27,16 +28,10 @@ class Wishes:
     scratch: str | None = None
 
 
-@dataclass(slots=True)
-class _Setting:
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    wishes: Wishes = field(default_factory=Wishes)
+_lock, _wishes = threading.Lock(), Wishes()
 
 
-_setting = _Setting()
-
-
-class budget:
+class budget(contextlib.AbstractContextManager["budget"]):
     """Set what Outsize may use, from now on or for a `with` block: `outsize.budget(host="2GiB", device="8GiB")`.
 
     Values that are not given stay as they are. Sizes are bytes or text such as `"2GiB"`.
@@ -53,27 +48,24 @@ class budget:
     ) -> None:
         sizes = {"host": host, "device": device, "pinned": pinned, "disk": disk}
         given: dict[str, int] = {name: parse_bytes(size) for name, size in sizes.items() if size is not None}
-        with _setting.lock:
-            self._before = _setting.wishes
-            _setting.wishes = replace(self._before, **given)  # type: ignore[arg-type]
-            if scratch is not None:
-                _setting.wishes = replace(_setting.wishes, scratch=str(scratch))
-
-    def __enter__(self) -> budget:
-        return self
+        folder = {} if scratch is None else {"scratch": str(scratch)}
+        global _wishes
+        with _lock:
+            self._before = _wishes
+            _wishes = replace(self._before, **given, **folder)  # type: ignore[arg-type]
 
     def __exit__(self, *_: object) -> None:
-        with _setting.lock:
-            _setting.wishes = self._before
+        global _wishes
+        with _lock:
+            _wishes = self._before
 
     def __repr__(self) -> str:
         return repr(current_wishes()).replace("Wishes", "outsize.budget")
 
 
 def current_wishes() -> Wishes:
-    """What the user has set so far."""
-    with _setting.lock:
-        return _setting.wishes
+    with _lock:
+        return _wishes
 
 
 def choose_budget(wishes: Wishes, pools: tuple[PoolReading, ...], scratch: str) -> Budget:

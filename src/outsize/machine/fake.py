@@ -32,7 +32,6 @@ class FakeSystem:
     environ: Mapping[str, str]
 
     def now(self) -> float:
-        """A fixed moment."""
         return 0.0
 
     def read_text(self, path: str) -> str | None:

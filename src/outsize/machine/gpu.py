@@ -37,8 +37,7 @@ def _ask_nvml(system: System) -> Answer | None:
     except pynvml.NVMLError:
         return None
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        handles = visible_devices(pynvml, handles, system.environ)
+        handles = open_devices(pynvml, system.environ)
         return tuple(_read_nvml(pynvml, index, handle) for index, handle in enumerate(handles)), ()
     except pynvml.NVMLError as error:
         return (), (f"the NVIDIA driver did not answer: {error}",)
@@ -46,8 +45,9 @@ def _ask_nvml(system: System) -> Answer | None:
         pynvml.nvmlShutdown()
 
 
-def visible_devices(nvml: Any, handles: list[Any], environ: Mapping[str, str]) -> list[Any]:
+def open_devices(nvml: Any, environ: Mapping[str, str]) -> list[Any]:
     """The devices this process may use, in CUDA's order; like CUDA, stop at the first invalid name."""
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return handles

@@ -70,12 +70,7 @@ class LiveSystem:
             return None
 
     def rlimit(self, name: str) -> int | None:
-        try:
-            import resource
-        except ImportError:  # Windows
-            return None
-        soft, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
-        return None if soft == resource.RLIM_INFINITY else soft
+        return soft_limit(name)
 
     def disk_space(self, folder: str) -> DiskSpace:
         """Space under a folder, which need not exist yet."""
@@ -109,6 +104,17 @@ class ReadOnce:
         if path not in self._texts:
             self._texts[path] = self._system.read_text(path)
         return self._texts[path]
+
+
+def soft_limit(name: str, pid: int = 0) -> int | None:
+    """Soft limit `AS` or `DATA` of a process (0: of this one); None where there is none or it may not be read."""
+    try:
+        import resource
+
+        soft, _ = resource.prlimit(pid, getattr(resource, f"RLIMIT_{name}"))
+    except (ImportError, OSError):  # Windows has no limits
+        return None
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 _tried: dict[tuple[str, int], bool] = {}

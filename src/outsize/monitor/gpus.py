@@ -14,7 +14,7 @@ from typing import Any
 
 from outsize.core.outcomes.recording import GpuSample
 from outsize.machine import current_system
-from outsize.machine.gpu import INSTALL, read_holders, text_of, visible_devices
+from outsize.machine.gpu import INSTALL, open_devices, read_holders, text_of
 from outsize.monitor.allocators import torch_devices
 from outsize.monitor.pace import Paced
 
@@ -46,8 +46,7 @@ class Gpus:
             return
         try:
             pynvml.nvmlInit()
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-            self._handles = visible_devices(pynvml, handles, current_system().environ)
+            self._handles = open_devices(pynvml, current_system().environ)
             self._names = [text_of(pynvml.nvmlDeviceGetName(handle)) for handle in self._handles]
             self._nvml, self._failure = pynvml, pynvml.NVMLError
         except pynvml.NVMLError as error:
@@ -74,17 +73,11 @@ class Gpus:
         found = []
         for index, handle in enumerate(self._handles):
             memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
-            known = self._cards[index] if self._cards else None
-            card = GpuSample(
-                index=index,
-                name=self._names[index],
-                used=int(memory.used),
-                free=int(memory.free),
-                total=int(memory.total),
-                utilisation=known.utilisation if known is not None else None,
-                holders=known.holders if known is not None else (),
-            )
-            found.append(card)
+            used, free, total = int(memory.used), int(memory.free), int(memory.total)
+            if self._cards:
+                found.append(replace(self._cards[index], used=used, free=free, total=total))
+            else:
+                found.append(GpuSample(index=index, name=self._names[index], used=used, free=free, total=total))
         self._cards = tuple(found)
 
     def _read_busy(self) -> None:

@@ -88,7 +88,14 @@ def follow(
     child = start(words, folder, cooperate=cooperate, output=output)
     watched = Watched(command=words, pid=child.pid, began=time.time(), kills=kills)
     with passing_signals(child):
-        _follow(child, watched, folder, listener)
+        handle = os.pidfd_open(child.pid)  # waiting on it wakes once; `Popen.wait(timeout)` would poll all the while
+        ended = select.poll()
+        ended.register(handle, select.POLLIN)
+        try:
+            _read_until(child.pid, watched, folder, ended, listener)
+        finally:
+            os.close(handle)
+        _end(child, watched)
     watched.seconds = time.time() - watched.began
     return watched
 
@@ -97,23 +104,6 @@ def _count() -> int:
     """The kernel's count of kills for memory: in our control group, or on the machine where there is none."""
     kills = count_kills().kills
     return (read_kills() or 0) if kills is None else kills
-
-
-def _follow(
-    child: subprocess.Popen[bytes],
-    watched: Watched,
-    folder: pathlib.Path,
-    listener: Callable[[TreeReading], None] | None,
-) -> None:
-    """Read the tree until the child ends. Waiting on a pidfd wakes once; `Popen.wait(timeout)` would poll all the while."""
-    handle = os.pidfd_open(child.pid)
-    ended = select.poll()
-    ended.register(handle, select.POLLIN)
-    try:
-        _read_until(child.pid, watched, folder, ended, listener)
-    finally:
-        os.close(handle)
-    _end(child, watched)
 
 
 def _end(child: subprocess.Popen[bytes], watched: Watched) -> None:

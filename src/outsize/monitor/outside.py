@@ -74,9 +74,7 @@ class Outside:
         if sample is None:
             return None
         self._pids = tuple(process.pid for process in sample.processes)
-        items: list[Item] = [sample, *self._news(sample)]
-        for item in items:
-            self.history.add(item)
+        items = self._keep([sample, *self._news(sample)])
         before, self._spent = self._spent, time.process_time()
         self._pause.note(self._spent - before)
         if (
@@ -96,10 +94,7 @@ class Outside:
         """The end: what is left to say."""
         self._read_publications()
         now = time.time() - self.head.started
-        items = [*self._news(None), Mark(time=now, kind="end", name=name)]
-        for item in items:
-            self.history.add(item)
-        return items
+        return self._keep([*self._news(None), Mark(time=now, kind="end", name=name)])
 
     def recording(self) -> Recording:
         """Everything so far as one value."""
@@ -108,7 +103,9 @@ class Outside:
 
     def note(self, text: str) -> list[Item]:
         """Say something once."""
-        items = self._note(text)
+        return self._keep(self._note(text))
+
+    def _keep(self, items: list[Item]) -> list[Item]:
         for item in items:
             self.history.add(item)
         return items

@@ -71,14 +71,21 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 def _create(path: str) -> int:
     """A new file; one that is there must be an old recording."""
-    if os.path.isfile(path) and os.path.getsize(path):
-        with open(path, encoding="utf-8", errors="replace") as file:
-            if not is_stream(file.read(64)):
-                raise InputError(f"{path} is there and is no recording: give --record another name")
+    if os.path.isfile(path) and os.path.getsize(path) and not is_recording(path):
+        raise InputError(f"{path} is there and is no recording: give --record another name")
     try:
         return os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}", path=path) from None
+
+
+def is_recording(path: str) -> bool:
+    """True where a file can be read and begins as a recording does."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return is_stream(file.read(64))
+    except OSError:
+        return False
 
 
 def load(path: str | os.PathLike[str]) -> Recording:

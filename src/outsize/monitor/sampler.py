@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from outsize.core.memory import Limit
 from outsize.core.outcomes.recording import AllocatorSample, HostSample, ProcessSample, Sample
@@ -106,17 +107,11 @@ class Sampler:
         shared = max((process.shared for process in self._processes), default=0)
         anonymous = sum(process.anonymous for process in self._processes)
         files = max((process.files for process in self._processes), default=0)
-        return HostSample(
-            rss=anonymous + shared + files,
-            anonymous=anonymous,
-            shared=shared,
-            uss=sum(private.values()) if private else None,
-            swap=sum(process.swap for process in self._processes),
-            page_cache=host.page_cache,
+        return replace(
+            host, rss=anonymous + shared + files, anonymous=anonymous, shared=shared,
+            uss=sum(private.values()) if private else None, swap=sum(process.swap for process in self._processes),
             used=None if host.used is None else max(0, host.used + anonymous + shared - self._held_then),
-            limit=host.limit,
-            limit_name=host.limit_name,
-        )
+        )  # fmt: skip
 
     def _read_limits(self) -> HostSample:
         system = ReadOnce(self._system)

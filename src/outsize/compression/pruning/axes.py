@@ -52,7 +52,6 @@ Kept = Mapping[Dim, Any]
 
 
 def size_of(axis: Axis) -> int:
-    """Number of indices."""
     if isinstance(axis, Dim):
         return axis.size
     if isinstance(axis, Sum):

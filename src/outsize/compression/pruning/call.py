@@ -57,5 +57,4 @@ class Call:
 
 
 def fresh(tensor: Any, why: str = "") -> Axes:
-    """New axes for a tensor."""
     return tuple(Dim(int(size), why) for size in tensor.shape)

@@ -44,7 +44,6 @@ class Structure:
         return min(has, key=lambda one: one[:2])[2]
 
     def modules(self, dim: Dim) -> frozenset[str]:
-        """All modules whose tensors have these indices."""
         return frozenset(
             name.rpartition(".")[0]
             for name, axes in self.trace.tensors.items()

@@ -86,7 +86,6 @@ class _Seen:
         return found is not None and found[1]
 
     def mode(self) -> Any:
-        """Sees every operator."""
         seen = self
 
         class Mode(dispatch_mode()):  # type: ignore[misc]
@@ -115,7 +114,6 @@ class _Seen:
         return name in RULES or torch.Tag.pointwise in func.tags
 
     def note(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Ties the axes of the tensors of one call."""
         outs = tuple(tensors_in(result))
         tensors = tuple(tensor for tensor in tensors_in((args, kwargs)) if tensor.ndim or not outs)
         self._held += outs  # so that no other tensor gets their addresses

@@ -53,7 +53,6 @@ class Factoring(Noun):
 
     @property
     def ratio(self) -> float:
-        """How many times smaller."""
         return self.bytes_before / self.bytes_after if self.bytes_after else float("inf")
 
     @property

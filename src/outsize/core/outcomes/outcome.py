@@ -26,22 +26,18 @@ class Outcome(Noun):
 
     @property
     def fits(self) -> bool:
-        """True where the plan was inside its budget."""
         return self.plan.fits
 
     @property
     def read(self) -> int:
-        """Bytes read from disk."""
         return self.plan.read
 
     @property
     def written(self) -> int:
-        """Bytes written to disk."""
         return self.plan.written
 
     @property
     def projected(self) -> int:
-        """The peak that the plan said."""
         return self.plan.peak()
 
     @property

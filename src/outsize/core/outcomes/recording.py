@@ -210,5 +210,4 @@ class Recording(Noun):
 
     @property
     def seconds(self) -> float:
-        """How long it was watched."""
         return self.samples[-1].time if self.samples else 0.0

@@ -202,7 +202,4 @@ def _compare(diagnosis: Diagnosis, before: Mapping[str, Any], after: Any, device
 
 
 def _card(index: int) -> int | None:
-    for device in memory().devices:
-        if device.pool.index == index:
-            return device.total
-    return None
+    return next((device.total for device in memory().devices if device.pool.index == index), None)

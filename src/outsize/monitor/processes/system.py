@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outsize.machine.system import System
+from outsize.machine.system import System, soft_limit
 
 
 class ProcessSystem:
@@ -20,11 +20,4 @@ class ProcessSystem:
         return self._system.read_text(path)
 
     def rlimit(self, name: str) -> int | None:
-        """Soft limit `AS` or `DATA` of the other process, None where there is none or it may not be read."""
-        import resource
-
-        try:
-            soft, _ = resource.prlimit(self._pid, getattr(resource, f"RLIMIT_{name}"))
-        except OSError:
-            return None
-        return None if soft == resource.RLIM_INFINITY else soft
+        return soft_limit(name, self._pid)
