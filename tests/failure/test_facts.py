@@ -147,3 +147,45 @@ def test_a_limit_in_use_is_raised_by_its_bytes_and_not_past_the_machine():
         "max_memory_usage=100GB"
     )
     assert explain(text).remedies[0].how == f"SET max_memory_usage = {125 * 2**30}"
+
+
+def test_what_is_left_of_a_line_of_options_is_advised():
+    found = left_to_do(
+        way("--train_batch_size 1 --gradient_checkpointing --optimizer_type AdamW8bit"), "gradient_checkpointing = true"
+    )
+    assert found.how == "--train_batch_size 1 --optimizer_type AdamW8bit"
+    text = 'train_batch_size = 1, gradient_checkpointing: true, optimizer_type = "AdamW8bit"'
+    assert left_to_do(way("--train_batch_size 1 --gradient_checkpointing --optimizer_type AdamW8bit"), text) is None
+
+
+def test_a_setting_behind_a_remark_is_not_in_use():
+    assert left_to_do(way("--blocks_to_swap 20"), "#blocks_to_swap = 20") is not None
+    assert left_to_do(way("--blocks_to_swap 20"), "blocks_to_swap = 20").how == "--blocks_to_swap 40"
+
+
+def test_shared_memory_outside_a_container_is_the_machines():
+    text = "unexpected bus error encountered in worker, insufficient shared memory (shm). I do {} docker"
+    assert "remount" in explain(text.format("not use")).remedies[0].how
+    assert "--shm-size" in explain(text.format("use")).remedies[0].how
+
+
+def test_a_card_that_stays_full_is_held_by_an_earlier_run():
+    diagnosis = explain(
+        "When training has ended the GPU memory remains occupied, and the next run is out of memory. Any idea?"
+    )
+    assert diagnosis.cause.name == CauseName.OTHER_PROCESS and "fuser" in diagnosis.remedies[0].how
+
+
+def test_neighbours_are_not_all_pairs():
+    diagnosis = explain("I get a MemoryError: DBSCAN(eps=0.3).fit(x), and my RAM quickly climbs up")
+    assert diagnosis.cause.name != CauseName.LEAK and "radius_neighbors_graph" in diagnosis.remedies[0].how
+
+
+def test_a_kill_between_quotes_is_read():
+    for text in ('I got this message -> "Killed". What is it?', "blk.35.ffn_norm.weight\nKilled`\nWhat does it mean?"):
+        assert explain(text).cause.name == CauseName.KILLED
+
+
+def test_a_picture_that_is_too_large_becomes_smaller():
+    text = "Is there any way to solve cuda out of memory problem when input image is large?"
+    assert "tiles" in explain(text).remedies[0].how

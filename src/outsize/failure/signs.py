@@ -105,7 +105,7 @@ GROWS = re.compile(
     r"after (?:an?|a few|some|several|many|about |around |~)? ?[0-9,k]* ?(?:of )?(?:training )?(?:steps?|iterations?|"
     r"epochs?|batch(?:es)?|hours?|"
     r"minutes(?! (?:the|it|my|this) (?:process|kernel|program|script)? ?(?:dies|died))|runs|images|files|rounds|samples)\b|"
-    r"memory (?:usage |use )?(?:\w+ )?(?:keeps? )?(?:grow|increas|leak|climb|ris)\w*|"
+    r"memory (?:usage |use )?(?:(?!quick|rapid|sudden|immediate|fast)\w+ )?(?:keeps? )?(?:grow|increas|leak|climb|ris)\w*|"
     r"\bleak(?:age|ing|s)?\b|epoch goes to [0-9]|iterations? (?:is |at |of |number |about |around |~)*[0-9.,]{1,7}k?\b|gradually|"
     r"bigger and bigger|more and more|for (?:around|about) [0-9]+ (?:steps|iterations|epochs)|(?:the|"
     r"on) (?:second|2nd|third|3rd|next) (?:epoch|run|"
@@ -138,6 +138,19 @@ MACHINE_RAM = re.compile(
 """Somebody who says how much RAM the machine has."""
 OF_A_CARD = re.compile(r"(?:GPU|VRAM|card|RTX|GTX|Tesla|nvidia|[AVHP]100|graphics)[^\n.,]{0,30}\Z", re.IGNORECASE)
 """What stands before memory that is a card's."""
+NO_CONTAINER = re.compile(
+    r"(?:not|n't|without|never|no|n't use|not using)\W{1,3}(?:\w+\W{1,3}){0,2}(?:docker|a container|containers)\b|没有使用docker",
+    re.IGNORECASE,
+)
+"""A user who says that no container is used."""
+KEPT_AFTER = re.compile(
+    r"(?:GPU|VRAM|video|cuda) memory\b[^\n.]{0,40}\b(?:remains?|still|stays?|keeps?)\b[^\n.]{0,16}"
+    r"\b(?:occupied|held|allocated|used|full|taken)|"
+    r"memory (?:was|is|are|were)(?: not|n't)(?: \w+)? (?:released|freed|cleared)|\bzombie process|"
+    r"(?:no|without any) process(?:es)?\b[^\n.]{0,60}\b(?:memory|GPU)\b[^\n.]{0,30}\b(?:occupied|used|full)",
+    re.IGNORECASE,
+)
+"""A card that is held after its program has ended."""
 RAM_IS_FULL = re.compile(
     r"\b(?:RAM|(?:CPU|system|host|main) memory|内存)\b[^\n.]{0,40}\b(?:full|fully used|exhausted|100 ?%|used up|maxed out)|"
     r"内存[^\n。]{0,20}(?:占满|打满|耗尽|爆|用完|满了)|\bCPU Virtual Memory: +used = [0-9.]+ GB, percent = (?:[89][0-9]|100)",
@@ -151,7 +164,9 @@ CARD = re.compile(
 )
 NO_CARD = re.compile(
     r"(?:not|isn't|n't|never|without|instead of) (?:using |use |the |a ){0,2}(?:CUDA|GPUs?)\b|"
-    r"\bcuda[\"']?\s?[:=]\s?(?:false|no|0)\b|\bno (?:CUDA|GPU)\b|\bCPU[- ]only\b|\bmain memory\b",
+    r"\bcuda[\"']?\s?[:=]\s?(?:false|no|0)\b|"
+    r"\bn1-standard|\b(?:using|on) (?:an? |the |my )?(?:[\w-]+ )?CPUs?\b(?![\s\S]*\b(?:GPU|VRAM|RTX|GTX))|"
+    r"\bno (?:CUDA|GPU)\b|\bCPU[- ]only\b|\bmain memory\b",
     re.IGNORECASE,
 )
 """A user who says that no card is used."""

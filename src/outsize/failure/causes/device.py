@@ -7,7 +7,7 @@ import re
 from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import CONTEXT, SMALL, Case, make_cause
-from outsize.failure.signs import JAX
+from outsize.failure.signs import JAX, KEPT_AFTER
 from outsize.failure.work import Work
 
 _COMPUTES = re.compile(
@@ -148,6 +148,18 @@ def watermark(case: Case) -> Cause | None:
     return make_cause(
         CauseName.TRUE_NEED,
         f"PyTorch holds {said(held)}{beside} of the {said(limit)} that its watermark allows on this Mac.",
+    )
+
+
+def left_over(case: Case) -> Cause | None:
+    """A user says that the card stays full when its program has ended."""
+    if case.place == "cpu" or KEPT_AFTER.search(case.text) is None or case.strangers:
+        return None
+    return make_cause(
+        CauseName.OTHER_PROCESS,
+        "The card is said to stay full after a program has ended: what it started (workers, a server, a notebook) or its own "
+        "process is still alive and holds it.",
+        decide="`sudo fuser -v /dev/nvidia*`: who has the card open, also what nvidia-smi does not list",
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
+from outsize.failure import signs
 from outsize.failure.case import SMALL, Case, make_cause
 from outsize.failure.causes import device, host
 from outsize.failure.work import Work
@@ -169,17 +170,19 @@ def unsaid(case: Case) -> Cause | None:
         "" if program is None else f" The compiled program takes {said(program)} in all, arguments and results counted."
     )
     somewhere = case.failure.device is None and not case.on_host and not case.on_device and case.place == "cpu"
-    where = "RAM" if case.on_host else "a place that the message does not name" if somewhere else place_of(case)
+    somewhere = somewhere and signs.RAM.search(case.text) is None and signs.NO_CARD.search(case.text) is None
+    in_ram = case.on_host or (not somewhere and not case.on_device and case.place == "cpu")
+    where = "RAM" if in_ram else "a place that the message does not name" if somewhere else place_of(case)
     if case.failure.framework == "jax" or case.failure.framework == "tensorflow":
         hint = "the program's own buffers against the allocator's limit: the BFC dump or `memory_analysis()`"
-    elif case.on_host or somewhere:
+    elif in_ram or somewhere:
         hint = "`outsize memory` on that machine: RAM available, container limit, `ulimit -v`"
         hint += "" if case.watched else "; or `outsize run`"
     else:
         hint = f"the rest of the message, `{case.tool}`, or `outsize.guard()` around the line"
     return make_cause(
         CauseName.TRUE_NEED,
-        f"{need} from {where}{_when(case)}. {_either(case, somewhere)} The message does not say which.{whole}",
+        f"{need} from {where}{_when(case)}. {_either(case, in_ram, somewhere)} The message does not say which.{whole}",
         decide=hint,
     )
 
@@ -195,9 +198,9 @@ def _when(case: Case) -> str:
     }.get(case.work, "")
 
 
-def _either(case: Case, somewhere: bool) -> str:
+def _either(case: Case, in_ram: bool, somewhere: bool) -> str:
     """What it can be, as a rule, where no number decides."""
-    if case.on_host:
+    if in_ram:
         limit = "a limit (container, job, `ulimit -v`)"
         return f"Either the program holds too much, or {limit} leaves it less than the machine has."
     if somewhere:
@@ -213,9 +216,9 @@ RULES: tuple[Rule, ...] = (
     host.machine_kill, device.kv_cache, device.small_program, device.tpu, device.gives_nothing, device.watermark,
     device.prealloc, host.heap, device.library_room, host.free_though, host.multiplied, host.broadcast, hardly_meant,
     larger_than_device, device.fragmentation, device.fraction, device.own_share, device.bfc_fragmentation,
-    device.refused_though_free, device.refused_block, device.driver_refused, device.weights_refused, device.kept,
-    device.other_process, device.graph_pools, host.rlimit, host.small_request, host.grown, host.told_full,
-    host.signal, true_need, unsaid,
+    device.refused_though_free, device.refused_block, device.driver_refused, device.weights_refused, device.left_over,
+    device.kept, device.other_process, device.graph_pools, host.rlimit, host.small_request, host.grown,
+    host.told_full, host.signal, true_need, unsaid,
 )  # fmt: skip
 """Asked in this order; the first that answers is the cause."""
 

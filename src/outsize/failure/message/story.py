@@ -78,7 +78,8 @@ _EVENTS = (
         r"\bresources? exhaust\w+|\b(?:not enough|insufficient|lack of) (?:\w{2,8} )?(?:memory|V?RAM)\b|\berror de memoria\b",
         re.IGNORECASE)),
     _Event("unknown", "all-used", re.compile(
-        r"\b(?:memory|V?RAM|RSS)\b(?:[- ]\w+){0,3}? (?:leak\w*|(?:keeps? |is |was |slowly |constantly |steadily |continuously )*"
+        r"\b(?:memory|V?RAM|RSS)\b(?:[- ](?!quick|rapid|sudden|immediate|fast)\w+){0,3}? (?:leak\w*|"
+        r"(?:keeps? |is |was |slowly |constantly |steadily |continuously )*"
         r"(?:grow|increas|climb|ris)(?:e[sn]?|ing|s)?\b)|\bmemory leak\b", re.IGNORECASE)),
     _Event("unknown", "all-used", re.compile(
         r"\b(?:computer|machine|laptop|system|PC|Mac|server|everything|entire|whole|desktop|OS|node|VM)\b[^.\n]{0,60}"

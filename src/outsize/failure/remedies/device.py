@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from outsize.core.failure import Remedy
 from outsize.core.units import format_bytes as said
+from outsize.failure import signs
 from outsize.failure.case import CONTEXT, Case
 from outsize.failure.framework import LAUNCHERS
 from outsize.failure.remedies.texts import remedy
@@ -60,6 +61,8 @@ def steady_sizes(case: Case) -> Iterator[Remedy]:
 
 def stop_others(case: Case) -> Iterator[Remedy]:
     """End them, or go to another card."""
+    if case.place == "cuda" and not case.strangers and signs.KEPT_AFTER.search(case.text) is not None:
+        yield remedy("end_what_was_left")
     if (case.gap == 0 and not case.strangers) or case.format == "vllm-sleep":
         return
     if case.ranks_on_one_card:
@@ -123,6 +126,12 @@ def for_the_phase(case: Case) -> Iterator[Remedy]:
         yield remedy("read_into_ram")
 
 
+def less_of_work(case: Case) -> Iterator[Remedy]:
+    """A user's story of a model in RAM."""
+    if case.place == "cpu" and case.failure.framework == "unknown" and case.work in _LESS:
+        yield from _less(case)
+
+
 def see_who_holds(case: Case) -> Iterator[Remedy]:
     """The last resort, for a program that nothing here knows."""
     yield from _less(case)
@@ -167,9 +176,8 @@ _WITH_ONE_LARGE_REQUEST = {Work.PAINTS: ("smaller_pictures", "low_vram", "smalle
 
 def _less(case: Case) -> Iterator[Remedy]:
     """What holds for any program that does such work; no smaller batch where that was tried."""
-    row = "shorter_samples" if case.one_at_a_time and case.work is Work.TRAINS else _LESS.get(case.work)
-    if row is not None:
-        yield remedy(row)
+    shorter = case.one_at_a_time and case.work is Work.TRAINS
+    yield remedy("shorter_samples" if shorter else _LESS.get(case.work, "less_of_it"))
 
 
 def keep_no_graphs(case: Case) -> Iterator[Remedy]:

@@ -106,7 +106,7 @@ def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
                 found.setdefault(remedy.name, known)
     if not found and causes[0].name != CauseName.WARNING:
         last = host.see_what_it_takes(case) if case.place == "cpu" else device.see_who_holds(case)
-        found = {remedy.name: remedy for remedy in last}
+        found = {remedy.name: remedy for remedy in (*device.less_of_work(case), *last)}
     return tuple(sorted(found.values(), key=lambda remedy: _rank(case, remedy)))
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from outsize.core.failure import Remedy
+from outsize.failure import signs
 from outsize.failure.case import Case, make_remedy
 from outsize.failure.framework import CONTAINER, framework
 from outsize.failure.remedies.texts import remedy
@@ -37,7 +38,7 @@ def raise_limit(case: Case) -> Iterator[Remedy]:
         want = 16 * 2**30
     if most is not None and want > most:
         want = most
-    if (limit is not None and want <= limit) or (known is not None and want < known):
+    if (limit is not None and want <= limit * (1 if most is None else 1.1)) or (known is not None and want < known):
         return
     heaps = list(dict.fromkeys(re.findall(r"-Xmx[0-9]+[kKmMgG]?", case.text)))
     if failure.framework == "java" and len(heaps) > 1:
@@ -86,7 +87,10 @@ def more_shm(case: Case) -> Iterator[Remedy]:
     shm = case.reading.shm if case.reading else None
     now = shm.total if shm is not None and shm.total is not None else 64 * 2**20
     gives = 8 * 2**30 - now if now < 8 * 2**30 else None
-    yield remedy("more_shared_memory", gives)
+    if signs.NO_CONTAINER.search(case.text) is not None:
+        yield remedy("larger_shm", gives)
+    else:
+        yield remedy("more_shared_memory", gives)
     yield remedy("fewer_batches_in_flight")
     yield remedy("no_workers")
 
