@@ -92,3 +92,10 @@ def test_an_end_that_is_a_few_steps_away_is_a_wide_range_and_not_known():
     held = [(at / 4, at // 20 * step) for at in range(241)]
     outlook = look_ahead(13 * step, held)
     assert not outlook.is_known and outlook.earliest <= 5.0 <= outlook.latest
+
+
+def test_a_jump_after_a_long_rest_is_a_guess_that_is_not_known():
+    held = [(at / 10, (10 + min(at, 100) // 5) * MiB) for at in range(500)]
+    held += [(50 + at / 10, (30 + at) * MiB) for at in range(60)]
+    outlook = look_ahead(110 * MiB, held)
+    assert outlook is not None and not outlook.is_known and outlook.earliest == 0.0 < outlook.middle < outlook.latest

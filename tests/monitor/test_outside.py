@@ -449,13 +449,13 @@ def test_a_container_whose_files_may_not_be_read_leaves_the_limit_of_the_machine
     assert (host.limit, host.limit_name) == (16 * 2**30, "RAM")
 
 
-def test_pages_of_another_user_are_one_note(monkeypatch):
+def test_pages_that_may_not_be_looked_at_are_one_note(monkeypatch):
     from outsize.monitor import sampler
 
     monkeypatch.setattr(sampler, "read_private", lambda pid: None)
     own = Sampler(os.getpid(), time.time())
     assert own.read().host.uss is None
-    assert [note for note in own.news() if "another user" in note] and own.news() == []
+    assert [note for note in own.news() if "may not look at its pages" in note] and own.news() == []
 
 
 def test_a_tree_of_a_thousand_processes_is_read_less_often_and_says_so(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import pathlib
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from outsize.core.outcomes.watch_stream import encode, encode_head
 from outsize.core.units import parse_seconds
 from outsize.monitor.launch import build_command, passing_signals, start
 from outsize.monitor.outside import Outside
+from outsize.monitor.processes.access import NO_PROC
+from outsize.monitor.processes.tree import read_process
 from outsize.monitor.recorder import Item, Recorder, check_writable, is_recording, load
 from outsize.report.live import Screen, wait_for_key, whole_terminal
 from outsize.report.text.recording import draw_line, draw_news
@@ -71,18 +74,35 @@ def _run_command(args: argparse.Namespace, words: list[str]) -> int:
     command = build_command(words)
     if args.record is not None:
         check_writable(args.record)  # before the program starts, not after
-    with tempfile.TemporaryDirectory(prefix="outsize-watch-") as name, contextlib.ExitStack() as stack:
-        folder = pathlib.Path(name)
-        output = stack.enter_context(open(folder / "output", "wb")) if _has_screen(args) else None
+    if read_process(os.getpid()) is None:
+        report.show(Text(f"outsize: {NO_PROC}: the program runs unwatched"), stderr=True)
+        return _status(start(command, None), "")
+    with contextlib.ExitStack() as stack:
+        folder = _make_folder(args, stack)
+        output = stack.enter_context(open(folder / "output", "wb")) if folder and _has_screen(args) else None
         listeners = _listeners(args, stack)
         child = start(command, folder, cooperate=True, output=output)
         with passing_signals(child):
+            name = str(folder) if folder else None
             outside = Outside(child.pid, command=words, folder=name, interval=parse_seconds(args.interval))
             status = _follow(args, outside, child, listeners)
-        if output is not None:
+        if output is not None and folder is not None:
             sys.stdout.buffer.write((folder / "output").read_bytes())
             sys.stdout.flush()
     return status
+
+
+def _make_folder(args: argparse.Namespace, stack: contextlib.ExitStack) -> pathlib.Path | None:
+    """A folder for what the program says from inside, and for its output while there is a screen; None where none can be made."""
+    try:
+        return pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outsize-watch-")))
+    except OSError:
+        args.plain = True
+        text = (
+            "outsize: no folder for temporary files can be written (TMPDIR): the program is watched from outside only"
+        )
+        report.show(Text(text), stderr=True)
+        return None
 
 
 def _has_screen(args: argparse.Namespace) -> bool:

@@ -90,6 +90,17 @@ def read_cgroups(system: System) -> tuple[list[Limit], int | None]:
     return limits, kills
 
 
+def is_hidden(system: System) -> bool:
+    """True where this process is in a control group and nothing of it can be read."""
+    named = [layout for layout in LAYOUTS if _find_path(system, layout.version) is not None]
+    return bool(named) and not any(
+        system.read_text(f"{folder}/{file}") is not None
+        for layout in named
+        for folder in _groups(system, layout)
+        for file in (layout.usage, "cgroup.procs")
+    )
+
+
 def _groups(system: System, layout: Layout) -> Iterator[str]:
     """Folders of our group and its ancestors, innermost first."""
     mount = _find_mount(system, layout.version)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from typing import Literal
 
 from outsize.core.memory import HOST, Limit, Pool, PoolReading
@@ -82,7 +84,10 @@ def read_rss(system: System) -> int:
         return status["VmRSS"]
     import psutil
 
-    return int(psutil.Process().memory_info().rss)
+    try:
+        return int(psutil.Process().memory_info().rss)
+    except (OSError, psutil.Error):  # without /proc
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def read_shm(system: System) -> PoolReading | None:
@@ -100,5 +105,9 @@ def read_shm(system: System) -> PoolReading | None:
 def _ask_psutil() -> tuple[int, int]:
     import psutil
 
-    memory = psutil.virtual_memory()
-    return int(memory.total), int(memory.available)
+    try:
+        memory = psutil.virtual_memory()
+        return int(memory.total), int(memory.available)
+    except OSError:  # without /proc: pages that are free, without the page cache that could be
+        page = os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page

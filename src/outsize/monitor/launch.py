@@ -53,9 +53,12 @@ def build_command(words: list[str]) -> list[str]:
 
 
 def start(
-    words: list[str], folder: pathlib.Path, *, cooperate: bool = False, output: IO[bytes] | None = None
+    words: list[str], folder: pathlib.Path | None, *, cooperate: bool = False, output: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start the program with our `sitecustomize`; `output` takes both its streams where they are not ours to share."""
+    """Start the program with our `sitecustomize`; `output` takes both its streams where they are not ours to share.
+    Without a folder it starts as it would without us."""
+    if folder is None:
+        return subprocess.Popen(words, stdout=output, stderr=output)
     path = os.environ.get("PYTHONPATH")
     environment = os.environ | {FOLDER: str(folder), "PYTHONPATH": CHILD + (os.pathsep + path if path else "")}
     if cooperate:

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outsize.core.errors import InputError
-from outsize.core.outcomes.outlook import host_outlook
+from outsize.core.outcomes.outlook import Outlook, host_outlook
 from outsize.core.outcomes.recording import AllocatorSample, Finding, Head, Mark, Note, Recording, Sample
 from outsize.core.units import format_span
 from outsize.machine import memory
 from outsize.monitor.history import History
 from outsize.monitor.pace import Paced, Pause
+from outsize.monitor.processes.access import why_unseen
 from outsize.monitor.processes.tree import TreeReading, read_process
 from outsize.monitor.publication import Publication, is_ours, read_publication, user_folder
 from outsize.monitor.recorder import Item
@@ -43,7 +44,7 @@ class Outside:
         self, pid: int | None, *, command: Sequence[str] = (), folder: str | None = None, interval: float = 0.1
     ) -> None:
         if pid is not None and read_process(pid) is None:
-            raise InputError(f"there is no process {pid}")
+            raise InputError(why_unseen(pid))
         words = tuple(command) or (() if pid is None else read_command(pid))
         self.head = Head(command=words, pid=pid, started=time.time(), interval=interval, machine=memory())
         self.history = History()
@@ -136,8 +137,7 @@ class Outside:
             return []
         left, last = outlook.middle, self.history.samples[-1]
         self._soon = _SOON if left > _FAR_AGAIN * self._soon else self._soon
-        nearest = _NOW if last.time < _START or not outlook.is_known else self._soon
-        if left >= min(self._soon, nearest) or (not outlook.is_known and left > last.time / 2):
+        if left >= self._soon or not warns(outlook, last.time):
             return []
         self._soon = left / 2
         host = last.host
@@ -175,6 +175,13 @@ class Outside:
                 if found is not None and found.pid == pid:
                     self._published[pid] = found
                     break
+
+
+def warns(outlook: Outlook, seen: float) -> bool:
+    """True where an outlook is near enough to be warned of, after so many seconds."""
+    if outlook.is_known:
+        return outlook.middle < (_SOON if seen >= _START else _NOW)
+    return outlook.middle < min(_NOW, seen / 2)
 
 
 def _culprit(finding: Finding) -> tuple[str, str, str | None, str | None]:

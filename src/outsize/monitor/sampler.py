@@ -19,6 +19,7 @@ from outsize.machine.host import read_host, read_kib_table
 from outsize.machine.system import ReadOnce, System
 from outsize.monitor.gpus import Gpus
 from outsize.monitor.pace import Paced
+from outsize.monitor.processes.access import find_troubles
 from outsize.monitor.processes.follower import TreeFollower
 from outsize.monitor.processes.system import ProcessSystem
 from outsize.monitor.processes.tree import ProcessReading, TreeReading, read_all, read_private
@@ -43,6 +44,7 @@ class Sampler:
             current_system() if pid in (None, os.getpid()) else ProcessSystem(current_system(), pid or 0)
         )
         self._gpus = Gpus()
+        self._troubles = find_troubles(self._system, pid)
         self._tree = None if pid is None else TreeFollower(pid)
         self._limits = Paced(self._read_limits, every=0.5, share=0.0005)
         self._private = Paced(self._read_private, every=2.0, share=0.0005)
@@ -84,7 +86,7 @@ class Sampler:
 
     def news(self) -> list[str]:
         """What could not be read, said once."""
-        fresh = [text for text in self._gpus.notes if text not in self.notes]
+        fresh = [text for text in (*self._troubles, *self._gpus.notes) if text not in self.notes]
         self.notes += fresh
         return fresh
 
@@ -118,11 +120,11 @@ class Sampler:
         info = read_kib_table(system, "/proc/meminfo")
         host, _ = read_host(system)
         total = host.total or 0
-        taken = total - info.get("MemAvailable", total)
+        taken = total - info.get("MemAvailable", host.available or 0)
         limit = host.biting or Limit(name="RAM", bytes=total, used=taken, source=host.source)
         return HostSample(
             rss=taken,
-            anonymous=info.get("AnonPages", 0),
+            anonymous=info.get("AnonPages", taken),
             shared=info.get("Shmem", 0),
             swap=info.get("SwapTotal", 0) - info.get("SwapFree", 0),
             page_cache=read_page_cache(system) or info.get("Cached"),
@@ -138,13 +140,15 @@ class Sampler:
         if (
             largest
             and found[largest[0].pid] is None
-            and (text := _HIDDEN.format(pid=largest[0].pid)) not in self._gpus.notes
+            and (text := _HIDDEN.format(pid=largest[0].pid)) not in self._troubles
         ):
-            self._gpus.notes.append(text)
+            self._troubles.append(text)
         return {pid: value for pid, value in found.items() if value is not None}
 
 
-_HIDDEN = "what only process {pid} holds (USS) is not shown: its pages belong to another user, who may look at them"
+_HIDDEN = (
+    "what only process {pid} holds (USS) is not shown: this user may not look at its pages (/proc/{pid}/smaps_rollup)"
+)
 
 
 def _same(before: tuple[ProcessReading, ...], now: tuple[ProcessReading, ...]) -> bool:

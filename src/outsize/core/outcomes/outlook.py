@@ -76,7 +76,7 @@ def look_ahead(limit: int, held: Sequence[tuple[float, int]]) -> Outlook | None:
         return None
     found = [forecast for length in _lengths(course) for forecast in _forecasts(course, length, limit)]
     if not found:
-        return None
+        return _guess(course, limit)
     weights = [forecast.error**-2 for forecast in found]
     whole = sum(weights)
     middle = sum(weight * forecast.log for weight, forecast in zip(weights, found, strict=True)) / whole
@@ -208,6 +208,16 @@ class _Forecast(NamedTuple):
     """Logarithm of the bins from now."""
     error: float
     """Its relative error, as far as it is known."""
+
+
+def _guess(course: _Course, limit: int) -> Outlook | None:
+    """At the rate of the last quarter, or of the whole run if that is slower, where no forecast could be tried: not known."""
+    quarter, left = course.bins // 4, limit - course.top
+    last, whole = ((course.top - course.highs[-1 - bins]) / bins for bins in (quarter, course.bins - 1))
+    if last <= 0:
+        return None
+    ahead, latest = (max(0.0, left / rate) * course.seconds for rate in (last, min(last, whole)))
+    return Outlook(0.0, ahead, latest + course.seconds)
 
 
 def _lengths(course: _Course) -> Iterator[int]:

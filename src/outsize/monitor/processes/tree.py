@@ -81,7 +81,10 @@ def read_process(pid: int) -> ProcessReading | None:
 
 def read_all() -> TreeReading:
     """Every process of this machine that can be seen, as if they were one tree."""
-    pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+    try:
+        pids = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+    except OSError:
+        pids = []
     found = [process for pid in pids if (process := read_process(pid)) is not None]
     return TreeReading(time=time.time(), processes=tuple(found))
 
