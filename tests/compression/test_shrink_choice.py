@@ -116,6 +116,37 @@ def test_what_can_still_become_the_best_is_healed_and_what_cannot_is_not():
     assert all(one.model is None for one in healed if one.noun.name == "drop blocks")
 
 
+@pytest.mark.parametrize(("rise", "within", "used"), [(0.3, 1.0, True), (0.3, 1e-4, False), (3.0, 1.0, False)])
+def test_a_healing_is_left_out_where_it_does_harm_and_not_for_noise(rise, within, used):
+    class Marked(torch.nn.Module):
+        """Its mark is 0 until it is trained."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer, self.mark = torch.nn.Linear(32, 32), torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return self.layer(x) + self.mark
+
+    torch.manual_seed(0)
+    data = [torch.randn(4, 32) for _ in range(BATCHES)]
+    noise = torch.randn(BATCHES)
+    noise = (noise - noise.mean()) / noise.std() + rise / math.sqrt(BATCHES)
+    planted = {id(batch): 0.01 * float(value) for batch, value in zip(data, noise, strict=True)}
+
+    def loss(model, batch):
+        plain = 1 + 1e-6 * model(batch).square().mean()
+        return plain + (planted[id(batch)] if id(batch) in planted and model.mark.item() else 0.0)
+
+    small = outsize.shrink(
+        Marked(), data, loss=loss, to="50%", methods="bf16", within=within, heal=2,
+        training=[torch.randn(4, 32) for _ in range(2)],
+        optimizer=lambda parameters: torch.optim.SGD(parameters, 1e3),
+    )  # fmt: skip
+    assert (small.plan.chosen.healed is not None) == used == bool(small.model.mark.item())
+    assert small.plan.chosen.best_loss <= small.plan.allowed
+
+
 @given(st.integers(2, 400))
 @examples(100)
 def test_the_halves_of_a_few_batches_lie_in_the_halves_of_all(count):
