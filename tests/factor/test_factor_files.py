@@ -126,7 +126,7 @@ HOSTILE = {
     "spectra that are none": (("__metadata__", "spectra"), '{"a": 1}', "metadata are damaged"),
     "deep notes": (("__metadata__", "notes"), "[" * 100_000, "metadata are damaged"),
     "pairs that are none": (("__metadata__", "complex128"), "core", "not of pairs of float64"),
-    "a missing factor": (("factor1",), None, "no array 'factor1'"),
+    "a missing factor": (("factor1",), None, "a core of (2, 3) needs factors of (length, (2, 3)), not (5, 2)"),
     "a factor too many": (
         ("factor9",), {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "factor9 belong to no factor",
     ),

@@ -112,9 +112,6 @@ def ifftshift(x: Array, /, *, axes: int | Sequence[int] | None = None) -> Array:
     return roll(x, tuple(-(x.shape[axis] // 2) for axis in places), axis=places)
 
 
-# inside
-
-
 def _places(x: Array, axes: int | Sequence[int] | None) -> tuple[int, ...]:
     if axes is None:
         return tuple(range(x.ndim))

@@ -450,9 +450,6 @@ def _large_cholesky(x: Array, upper: bool) -> Array:
     return _adjoint(found) if upper else found
 
 
-# inside
-
-
 def _real(x: Array) -> Array:
     """Numbers that are real, whatever they were carried in."""
     return real(x) if x.dtype.kind == "c" else x

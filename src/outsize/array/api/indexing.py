@@ -148,9 +148,9 @@ def _take_apart(node: Node, key: Any) -> _Key:
     picks: list[_Pick] = []
     axis = place = 0  # in the array, in the view
     for part in parts:
-        if part is None or isinstance(part, slice) or _is_number(part):
+        if part is None or isinstance(part, slice | int):
             view.append(part)
-            place += 0 if _is_number(part) else 1
+            place += 0 if isinstance(part, int) else 1
             axis += part is not None
             continue
         under = _axes_of(part)
@@ -181,10 +181,6 @@ def _number(part: Any) -> int:
         raise InputError(
             f"cannot index with {type(part).__name__}: use whole numbers, slices, None, ..., arrays of indices or a mask"
         ) from None
-
-
-def _is_number(part: Any) -> bool:
-    return isinstance(part, int)
 
 
 def _axes_of(part: Any) -> int:

@@ -106,9 +106,6 @@ def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
     return block_in(make_buffer(math.prod(shape) * dtype.itemsize), shape, dtype)
 
 
-# triangles in memory
-
-
 def solve_lower(triangle: Block, right: Block, unit: bool = False) -> None:
     """right becomes triangle^-1 right; without `trsm` corners are inverted and the rest is multiplied."""
     if solve_triangle(triangle, right, lower=True, unit=unit):
@@ -144,9 +141,6 @@ def _solve_rows(corner: Block, rows: Block, step: int) -> None:
         rows[start : start + step] = turned.conj().T
 
 
-# Cholesky
-
-
 @lean_heap()
 def cholesky_panels(x: Array) -> list[Array]:
     """The lower factor of a positive definite matrix in panels; only its lower half is read. Each begins at its diagonal."""
@@ -173,9 +167,6 @@ def cholesky_panels(x: Array) -> list[Array]:
         parts.append(room.keep(panel))
         del panel
     return parts
-
-
-# LU
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -37,13 +36,6 @@ class Canonical(Moded):
     @property
     def ranks(self) -> tuple[int, ...]:
         return self.weights.shape
-
-    def arrays(self) -> dict[str, Block]:
-        return {"weights": self.weights} | {f"factor{mode}": factor for mode, factor in enumerate(self.factors)}
-
-    @classmethod
-    def assemble(cls, arrays: Mapping[str, Block]) -> Self:
-        return cls(arrays["weights"], tuple(arrays[f"factor{mode}"] for mode in range(len(arrays) - 1)))
 
     def rebuild(self, region: Region, work: Workspace) -> Block:
         """Columnwise products of the modes before a cut and of those after it, multiplied."""

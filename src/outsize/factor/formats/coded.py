@@ -7,9 +7,8 @@ block of that shape: a damaged file gives wrong numbers and no wrong reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -84,13 +83,6 @@ class Coded(Resident):
     @property
     def dtype(self) -> np.dtype[Any]:
         return _DTYPES[int(self.layout[-1]) // 4 - 1]
-
-    def arrays(self) -> dict[str, Block]:
-        return {"data": self.data, "offsets": self.offsets, "layout": self.layout, "tolerance": self.tolerance}
-
-    @classmethod
-    def assemble(cls, arrays: Mapping[str, Block]) -> Self:
-        return cls(arrays["data"], arrays["offsets"], arrays["layout"], arrays["tolerance"])
 
     def rebuild(self, region: Region, work: Workspace) -> Block:
         made = work.array(tuple(stop - start for start, stop in region))

@@ -8,9 +8,10 @@ float64 (complex128) and is stored in the format's dtype.
 from __future__ import annotations
 
 import abc
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -78,15 +79,29 @@ class Resident(Form):
 
     __slots__ = ()
 
-    @abc.abstractmethod
     def arrays(self) -> dict[str, Block]:
-        """Its arrays by name, as they are written to a file."""
+        """Its arrays by name, as they are written to a file: `factors` are `factor0`, `factor1`, ..."""
+        found: dict[str, Block] = {}
+        for name in _names(self):
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                found |= {f"{name[:-1]}{place}": one for place, one in enumerate(value)}
+            else:
+                found[name] = value
+        return found
 
     @classmethod
-    @abc.abstractmethod
     def assemble(cls, arrays: Mapping[str, Block]) -> Self:
         """The format of which `arrays` is the result; a `KeyError` where one is missing, an `InputError` where they do not
         belong together."""
+        given: dict[str, Any] = {}
+        for name, kind in _names(cls).items():
+            if kind.startswith("tuple"):
+                places = itertools.takewhile(lambda key: key in arrays, (f"{name[:-1]}{n}" for n in itertools.count()))
+                given[name] = tuple(arrays[key] for key in places)
+            else:
+                given[name] = arrays[name]
+        return cls(**given)
 
     @property
     def nbytes(self) -> int:
@@ -101,6 +116,11 @@ class Resident(Form):
     @abc.abstractmethod
     def rebuild(self, region: Region, work: Workspace) -> Block:
         """The elements of a region, in memory of the workspace."""
+
+
+def _names(form: Any) -> dict[str, str]:
+    """The fields of a format, and how their types are written."""
+    return {field.name: str(field.type) for field in fields(form)}
 
 
 class Factors(Resident):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -54,13 +53,6 @@ class Svd(Factors):
     @property
     def ranks(self) -> tuple[int, ...]:
         return self.s.shape
-
-    def arrays(self) -> dict[str, Block]:
-        return {"u": self.u, "s": self.s, "vh": self.vh}
-
-    @classmethod
-    def assemble(cls, arrays: Mapping[str, Block]) -> Self:
-        return cls(arrays["u"], arrays["s"], arrays["vh"])
 
     def rebuild(self, region: Region, work: Workspace) -> Block:
         (top, bottom), (left, right) = region

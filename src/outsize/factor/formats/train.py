@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -54,13 +53,6 @@ class Train(Factors):
     def ranks(self) -> tuple[int, ...]:
         """Of the cuts between modes: one fewer than modes."""
         return tuple(core.shape[0] for core in self.cores[1:])
-
-    def arrays(self) -> dict[str, Block]:
-        return {f"core{mode}": core for mode, core in enumerate(self.cores)}
-
-    @classmethod
-    def assemble(cls, arrays: Mapping[str, Block]) -> Self:
-        return cls(tuple(arrays[f"core{mode}"] for mode in range(len(arrays))))
 
     def rebuild(self, region: Region, work: Workspace) -> Block:
         """The cores before a cut as one matrix, those after it as another, and their product; the cut is where that costs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -47,13 +46,6 @@ class Tucker(Moded):
     @property
     def ranks(self) -> tuple[int, ...]:
         return self.core.shape
-
-    def arrays(self) -> dict[str, Block]:
-        return {"core": self.core} | {f"factor{mode}": factor for mode, factor in enumerate(self.factors)}
-
-    @classmethod
-    def assemble(cls, arrays: Mapping[str, Block]) -> Self:
-        return cls(arrays["core"], tuple(arrays[f"factor{mode}"] for mode in range(arrays["core"].ndim)))
 
     def rebuild(self, region: Region, work: Workspace) -> Block:
         """One mode after another, first those that make it smallest."""

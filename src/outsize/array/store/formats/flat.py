@@ -82,6 +82,10 @@ class FlatLayout:
         """Bytes of all elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def runs_of(self, region: Region) -> Runs:
+        """A region of the array as runs."""
+        return self.runs(self.turn(region))
+
     def runs(self, region: Region) -> Runs:
         """The region, as it lies in the file, as runs: trailing axes that are whole, and one more, make up a run. The last answer
         is kept: a plan asks for extent, traffic and seeks of one region after another."""
@@ -153,12 +157,9 @@ class FlatStore(Store):
                 path=file.path,
             )
 
-    def _runs(self, region: Region) -> Runs:
-        return self.layout.runs(self.layout.turn(region))
-
     def extent(self, region: Region) -> int:
         """A window of pages for one run; for several, the packed block and the bounce buffer."""
-        runs = self._runs(region)
+        runs = self.layout.runs_of(region)
         if runs.number * runs.length == 0:
             return 0
         if runs.number == 1:
@@ -171,7 +172,7 @@ class FlatStore(Store):
 
     def traffic(self, region: Region) -> int:
         """Whole pages, gaps between close rows counted."""
-        runs = self._runs(region)
+        runs = self.layout.runs_of(region)
         if runs.number * runs.length == 0:
             return 0
         if not _sieve(runs):
@@ -181,13 +182,13 @@ class FlatStore(Store):
 
     def seeks(self, region: Region) -> int:
         """One for each run, or for each group of close rows."""
-        runs = self._runs(region)
+        runs = self.layout.runs_of(region)
         rows = runs.outer[-1][1] if runs.outer else 1
         return runs.number // max(rows, 1) * -(-rows // _rows_at_once(runs))
 
     def read(self, region: Region, buffer: Buffer) -> Block:
         """One window, or rows gathered through the bounce buffer at its head."""
-        runs, shape = self._runs(region), region_shape(self.layout.turn(region))
+        runs, shape = self.layout.runs_of(region), region_shape(self.layout.turn(region))
         if runs.number * runs.length == 0:
             block: Block = np.empty(shape, self.dtype)
         elif runs.number == 1:
@@ -281,22 +282,19 @@ class FlatSink(Sink):
         size = self.bytes_of(region)
         return min(_BOUNCE, max(4 * ALIGNMENT, round_up(2 * size))) + self._waiting(region) * ALIGNMENT
 
-    def _runs(self, region: Region) -> Runs:
-        return self.layout.runs(self.layout.turn(region))
-
     def _waiting(self, region: Region) -> int:
         """Pages that may wait: the ends of runs that are long enough to be written by themselves."""
-        runs = self._runs(region)
+        runs = self.layout.runs_of(region)
         return edge_pages(runs.number) if runs.length >= _PACKED else 0
 
     def seeks(self, region: Region) -> int:
         """One for each run, three where its ragged ends go through the page cache."""
-        runs = self._runs(region)
+        runs = self.layout.runs_of(region)
         return runs.number if runs.start % ALIGNMENT == 0 and runs.length % ALIGNMENT == 0 else 3 * runs.number
 
     def room(self, region: Region) -> int:
         """Bytes of the layout that `lay` uses, whatever the phase of the first run."""
-        runs = self._runs(region)
+        runs = self.layout.runs_of(region)
         strides = _memory_strides(runs)
         if not strides:
             return window(runs.number * runs.length)
@@ -304,7 +302,7 @@ class FlatSink(Sink):
 
     def lay(self, region: Region, buffer: Buffer) -> Block:
         """A block in which every run has the same place within a page as in the file: written without another copy."""
-        runs, shape = self._runs(region), region_shape(self.layout.turn(region))
+        runs, shape = self.layout.runs_of(region), region_shape(self.layout.turn(region))
         if self.edges is not None:
             self.edges.allow(self._waiting(region))
         phase = runs.start % ALIGNMENT
@@ -318,7 +316,7 @@ class FlatSink(Sink):
 
     def pieces(self, region: Region) -> list[Region]:
         """A few runs each, where they lie so that nothing of them goes through the scratch buffer."""
-        runs = self._runs(region)
+        runs = self.layout.runs_of(region)
         if not _memory_strides(runs):
             return [region]
         axis = next(axis for axis, (_, count, _) in enumerate(runs.outer) if count > 1)
