@@ -6,7 +6,7 @@ The loader's workers each take a share of the stretches of rows, and of the budg
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,15 +18,8 @@ from outsize.array.feed.source import Batch, DataSource
 class TorchBatches(IterableDataset):  # type: ignore[misc]
     """Whole batches: give it to `DataLoader(..., batch_size=None)`. Call `set_epoch` for another shuffle."""
 
-    def __init__(
-        self, source: DataSource, *, size: int, shuffle: bool, seed: int, window: int | Literal["all"] | None,
-        drop_last: bool, shard: tuple[int, int],
-    ) -> None:  # fmt: skip
-        self.source = source
-        self._options: dict[str, Any] = {
-            "size": size, "shuffle": shuffle, "seed": seed, "window": window, "drop_last": drop_last,
-        }  # fmt: skip
-        self._shard = shard
+    def __init__(self, source: DataSource, *, shard: tuple[int, int], **options: Any) -> None:
+        self.source, self._shard, self._options = source, shard, options
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:

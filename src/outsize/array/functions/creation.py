@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import math
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -107,25 +109,23 @@ def _diagonal(k: Any, rows: int, columns: int) -> int:
     return builtins.max(-rows, builtins.min(columns, make.whole("the number of a diagonal", k)))
 
 
-def _matrix_of(x: Array) -> tuple[int, int]:
-    """Rows and columns; a vector is every row of a square, as in NumPy."""
+def _triangle(x: Array, k: int, stays: Callable[[Any, Any], Any]) -> Array:
+    """Zeros on one side of a diagonal. A vector is every row of a square, as in NumPy."""
     if not x.ndim:
         raise InputError("tril and triu take matrices, and this array has no dimensions")
-    return (x.shape[-1], x.shape[-1]) if x.ndim == 1 else (x.shape[-2], x.shape[-1])
+    rows, columns = (x.shape[-1] if x.ndim == 1 else x.shape[-2]), x.shape[-1]
+    beyond = arange(rows)[:, None] + _diagonal(k, rows, columns)
+    return where(stays(beyond, arange(columns)[None, :]), x, zeros((), dtype=x.dtype))
 
 
 def tril(x: Array, /, *, k: int = 0) -> Array:
     """Zeros above the k-th diagonal."""
-    rows, columns = _matrix_of(x)
-    k = _diagonal(k, rows, columns)
-    return where(arange(rows)[:, None] + k >= arange(columns)[None, :], x, zeros((), dtype=x.dtype))
+    return _triangle(x, k, operator.ge)
 
 
 def triu(x: Array, /, *, k: int = 0) -> Array:
     """Zeros below the k-th diagonal."""
-    rows, columns = _matrix_of(x)
-    k = _diagonal(k, rows, columns)
-    return where(arange(rows)[:, None] + k <= arange(columns)[None, :], x, zeros((), dtype=x.dtype))
+    return _triangle(x, k, operator.le)
 
 
 def meshgrid(*arrays: Array, indexing: str = "xy") -> tuple[Array, ...]:

@@ -110,13 +110,19 @@ def nanstd(
 
 
 def _extreme(name: str, x: Any, axis: Any, keepdims: bool) -> Array:
+    """The smallest or largest element, or where it is. Of nothing but NaN it is NaN, and has no place: that is looked up now."""
     array = asarray(x)
     if not _has_nan(array):
         return Array(make.reduce(name, array.node, axis, keepdims))
     if array.dtype.kind == "c":
         raise InputError(f"nan{name} takes real numbers, not {array.dtype}")
-    found = make.reduce(name, _without(array, np.inf if name == "min" else -np.inf).node, axis, keepdims)
-    return where(_is_nan(array).all(axis, keepdims=keepdims), array.dtype.type(np.nan), Array(found))
+    nothing = _is_nan(array).all(axis, keepdims=keepdims)
+    found = Array(make.reduce(name, _without(array, np.inf if name.endswith("min") else -np.inf).node, axis, keepdims))
+    if not name.startswith("arg"):
+        return where(nothing, array.dtype.type(np.nan), found)
+    if bool(nothing.any()):
+        raise ValueError(f"nan{name} of nothing but NaN has no value")
+    return found
 
 
 def nanmin(x: Any, axis: Any = None, *, keepdims: bool = False) -> Array:
@@ -129,26 +135,14 @@ def nanmax(x: Any, axis: Any = None, *, keepdims: bool = False) -> Array:
     return _extreme("max", x, axis, keepdims)
 
 
-def _place(name: str, x: Any, axis: Any, keepdims: bool) -> Array:
-    array = asarray(x)
-    if array.dtype.kind == "c":
-        raise InputError(f"nan{name} takes real numbers, not {array.dtype}")
-    if _has_nan(array):
-        nothing = _is_nan(array).all(axis)
-        if bool(nothing.any()):  # as in NumPy; this pass runs now
-            raise ValueError(f"nan{name} of nothing but NaN has no value")
-        array = _without(array, np.inf if name == "argmin" else -np.inf)
-    return Array(make.reduce(name, array.node, axis, keepdims))
-
-
 def nanargmin(x: Any, axis: Any = None, *, keepdims: bool = False) -> Array:
     """Index of the smallest element that is not NaN; whether there is one is looked up at the call."""
-    return _place("argmin", x, axis, keepdims)
+    return _extreme("argmin", x, axis, keepdims)
 
 
 def nanargmax(x: Any, axis: Any = None, *, keepdims: bool = False) -> Array:
     """Index of the largest element that is not NaN; whether there is one is looked up at the call."""
-    return _place("argmax", x, axis, keepdims)
+    return _extreme("argmax", x, axis, keepdims)
 
 
 def nanmedian(x: Any, axis: Any = None, *, keepdims: bool = False) -> Array:

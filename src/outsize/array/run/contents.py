@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import pathlib
 
 from outsize.array.store.base import Store
 from outsize.array.store.io.addresses import is_remote
@@ -58,7 +59,4 @@ def _on_disk(path: str) -> int:
     """Bytes of a file, or of all files of a folder."""
     if not os.path.isdir(path):
         return os.stat(path).st_size
-    found = 0
-    for folder, _, files in os.walk(path):
-        found += sum(os.lstat(os.path.join(folder, name)).st_size for name in files)
-    return found
+    return sum(file.lstat().st_size for file in pathlib.Path(path).rglob("*") if not file.is_dir())

@@ -53,7 +53,10 @@ def convert(
     if current_cluster() is not None:
         source, target = _reachable(source), None if target is None else _reachable(target)
         if target is not None and not _is_shared(source, target, chunks=chunks, compress=compress, **options):
-            return _on_one(source, target, dtype, budget, chunks=chunks, compress=compress, **options)
+            made: Conversion = on_one_worker(
+                convert, budget, source, target, dtype, chunks=chunks, compress=compress, **options
+            )
+            return replace(made, notes=(*made.notes, "converted by one worker of the cluster"))
     store = open_store(source, **_raw(options))
     began = time.perf_counter()
     narrow = dtype is not None and is_bfloat16(dtype)
@@ -94,11 +97,6 @@ def _is_shared(source: str, target: str, *, chunks: Any, compress: bool, **optio
     """True where several workers may write the target at once."""
     with contextlib.closing(open_store(source, **_raw(options))) as store:
         return is_shared(describe_sink(target, store.shape, store.dtype, chunks=chunks, compress=compress))
-
-
-def _on_one(source: str, target: str, dtype: Any, budget: Any, **options: Any) -> Conversion:
-    made: Conversion = on_one_worker(convert, budget, source, target, dtype, **options)
-    return replace(made, notes=(*made.notes, "converted by one worker of the cluster"))
 
 
 def _raw(options: dict[str, Any]) -> dict[str, Any]:

@@ -65,8 +65,8 @@ def plan_node(
     return prepare(node, sink, budget, device, tf32=tf32, name=name).plan
 
 
-def _saving(path: str | os.PathLike[str]) -> str:
-    return f"save {os.path.basename(os.fspath(path))}"
+def _saving(*paths: str | os.PathLike[str]) -> str:
+    return f"save {', '.join(os.path.basename(os.fspath(path)) for path in paths)}"
 
 
 def plan_compute(node: Node, budget: Any = None, *, device: Any = None, tf32: bool = False) -> Plan:
@@ -255,7 +255,7 @@ def _earlier_budget(sink: Sink, given: Budget) -> Budget:
 
 def plan_nodes(wanted: Mapping[str, Node], budget: Any = None, *, device: Any = None, tf32: bool = False) -> Plan:
     """The plan of `save_nodes`."""
-    return prepare_all(_described(wanted), budget, device, tf32=tf32, name=_saving_all(wanted)).plan
+    return prepare_all(_described(wanted), budget, device, tf32=tf32, name=_saving(*wanted)).plan
 
 
 def save_nodes(
@@ -271,7 +271,7 @@ def save_nodes(
                 refuse_overlap(other, target)
             refuse_endless(node)
             held.enter_context(hold(target))
-        prepared = prepare_all(_described(wanted), budget, device, tf32=tf32, name=_saving_all(wanted))
+        prepared = prepare_all(_described(wanted), budget, device, tf32=tf32, name=_saving(*wanted))
         return run_prepared(prepared, lambda work: write_all(work, listener))
 
 
@@ -305,10 +305,6 @@ def write_all(prepared: Prepared, listener: Listener | None) -> list[Store]:
 
 def _described(wanted: Mapping[str, Node]) -> list[tuple[Node, Sink]]:
     return [(node, describe_sink(path, node.shape, node.dtype)) for path, node in wanted.items()]
-
-
-def _saving_all(wanted: Mapping[str, Node]) -> str:
-    return f"save {', '.join(os.path.basename(path) for path in wanted)}"
 
 
 def _refuse_shared(paths: Sequence[str]) -> None:
