@@ -214,7 +214,6 @@ _in_use: contextvars.ContextVar[Tuning] = contextvars.ContextVar("tuning", defau
 
 
 def current() -> Tuning:
-    """The tuning in use."""
     return _in_use.get()
 
 

@@ -25,18 +25,15 @@ from outsize.core.errors import InputError
 class OutsizeManager(ChunkManagerEntrypoint[Array]):  # type: ignore[misc]
     """Makes and computes lazy arrays for xarray."""
 
-    array_cls = Array
     available = True
 
     def __init__(self) -> None:
         self.array_cls = Array
 
     def is_chunked_array(self, data: Any) -> bool:
-        """True of ours."""
         return isinstance(data, Array)
 
     def chunks(self, data: Array) -> tuple[tuple[int, ...], ...]:
-        """As the array says."""
         return data.chunks
 
     def normalize_chunks(
@@ -57,7 +54,6 @@ class OutsizeManager(ChunkManagerEntrypoint[Array]):  # type: ignore[misc]
         return Array(source(ObjectStore(data, regular, 5.0)))
 
     def rechunk(self, data: Array, chunks: Any, **options: Any) -> Array:
-        """The array."""
         return data
 
     def compute(self, *data: Any, **options: Any) -> tuple[Any, ...]:
@@ -70,7 +66,6 @@ class OutsizeManager(ChunkManagerEntrypoint[Array]):  # type: ignore[misc]
 
     @property
     def array_api(self) -> Any:
-        """The namespace."""
         import outsize.array
 
         return outsize.array
@@ -86,7 +81,6 @@ class OutsizeManager(ChunkManagerEntrypoint[Array]):  # type: ignore[misc]
         store_nodes([_into(*each) for each in zip(sources, targets, regions, strict=True)])
 
     def unify_chunks(self, *args: Any, **options: Any) -> tuple[dict[str, Any], list[Any]]:
-        """Nothing to unify."""
         return {}, list(args[::2])
 
     def map_blocks(self, func: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -39,14 +39,12 @@ class Workspace:
         return block_in(self.buffer[start : start + size], shape, self.dtype)
 
     def copy(self, array: Block) -> Block:
-        """A C-ordered copy."""
         made = self.array(array.shape)
         if not self.dry:
             np.copyto(made, array)
         return made
 
     def fill(self, shape: tuple[int, ...], value: float) -> Block:
-        """One value everywhere."""
         made = self.array(shape)
         if not self.dry:
             made[...] = value

@@ -182,7 +182,6 @@ class Factored:
 
     @property
     def n(self) -> int:
-        """Rows of the matrix."""
         return self.panels[0].shape[0]
 
 

@@ -45,7 +45,6 @@ def call_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], options: d
 
 
 def _apply(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> list[Array]:
-    """The results of a ufunc."""
     import outsize.array as namespace
     from outsize.array.api.lazy import apply
 

@@ -95,18 +95,15 @@ class Blocks:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block of C."""
         return padded(self.rows * self.columns * self.wide)
 
     @property
     def strip_bytes(self) -> int:
-        """Bytes of a strip of A."""
         left = self.operands.left
         return left.nbytes(self.strip, self.panel) if left else padded(self.strip * self.panel * self.item)
 
     @property
     def panel_bytes(self) -> int:
-        """Bytes of a panel of B."""
         right = self.operands.right
         return right.nbytes(self.panel, self.columns) if right else padded(self.panel * self.columns * self.item)
 
@@ -283,7 +280,6 @@ class _Product:
         }  # fmt: skip
 
     def block(self, a: Matrix, b: Matrix, c: Block) -> None:
-        """One block of C."""
         kept = self.device.view(0, c.shape, self.dtype)
         step, rows = self.blocks.strip, c.shape[0]
         strips = [slice(low, min(rows, low + step)) for low in range(0, rows, step)]

@@ -109,7 +109,6 @@ class RawOperand:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
         return self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
 
     @property

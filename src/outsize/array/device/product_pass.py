@@ -326,5 +326,4 @@ class DeviceContractPass(ContractPass):
 
 
 def _blocks_of(operand: Any) -> tuple[Block, ...]:
-    """The memory of an operand."""
     return operand.blocks if isinstance(operand, RawOperand) else (operand,)

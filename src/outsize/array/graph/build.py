@@ -25,7 +25,6 @@ Axes = tuple[tuple[int | None, int, int], ...]
 
 
 def source(store: Store) -> Source:
-    """The node of a store."""
     return Source(shape=store.shape, dtype=store.dtype, store=store)
 
 
@@ -42,7 +41,6 @@ def apply(op: Operation, *operands: Node | Scalar) -> Node:
 
 
 def cast(node: Node, dtype: Any) -> Node:
-    """astype."""
     target = as_numpy(dtype)
     return node if target == node.dtype else make_elementwise(CAST, (node,), target)
 
@@ -238,7 +236,6 @@ def concat(nodes: Sequence[Node], axis: int | None) -> Node:
 
 
 def fill(shape: tuple[int, ...], value: Any, dtype: Any) -> Node:
-    """One value everywhere."""
     return Fill(shape=shape, dtype=np.dtype(dtype), value=value)
 
 

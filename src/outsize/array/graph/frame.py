@@ -133,7 +133,6 @@ class Frame:
         self.peak, self.outside = max(self.peak, self.position + found[0]), max(self.outside, found[1])
 
     def read(self, store: Store, region: Region) -> Block:
-        """A region of a store."""
         if store.resident:  # when dry too: what has to be packed shows in its strides
             block = store.read(region, _EMPTY)
             if not self.dry:

@@ -44,7 +44,6 @@ class Together(Barrier):
 
     @staticmethod
     def of(roots: Sequence[Node]) -> Together:
-        """The top above these."""
         return Together(shape=(), dtype=roots[0].dtype, inputs=tuple(roots))
 
 

@@ -62,7 +62,6 @@ class Node:
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
         return len(self.shape)
 
     @property

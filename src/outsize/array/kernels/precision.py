@@ -143,7 +143,6 @@ class Meter:
         self._merge(*measured)
 
     def read(self) -> Precision:
-        """What was measured so far."""
         with self._lock:
             kept = self._counts["kept"]
             smallest = self._peaks["smallest"]

@@ -48,7 +48,6 @@ def to_keys(values: Block) -> Block:
 
 
 def from_keys(keys: Block, dtype: np.dtype[Any]) -> Block:
-    """The values again."""
     unsigned = np.dtype(f"u{dtype.itemsize}")
     bits = keys.astype(unsigned)
     top = unsigned.type(1 << (8 * dtype.itemsize - 1))

@@ -289,7 +289,6 @@ class Sizable(abc.ABC):
         return self.tuning.reread * self.sources(sized)
 
     def reads(self, sized: Any) -> int:
-        """Bytes that it will read."""
         return self._loaded(sized)[0]
 
     def rereads_of(self, sized: Any) -> list[str]:
@@ -304,7 +303,6 @@ class Sizable(abc.ABC):
                 "a larger budget reads it less often" for store in again]  # fmt: skip
 
     def writes(self) -> int:
-        """Bytes that it will write."""
         return sum(sink.traffic(tuple((0, n) for n in sink.shape)) for _, sink in self.outputs)
 
     def floor(self, sized: Any) -> int | None:
@@ -333,7 +331,6 @@ class Pass(Sizable, Work):
         """What the calls of `progress` add up to."""
 
     def tiles(self, sized: Sized) -> Iterable[Region]:
-        """Tiles in order."""
         return sized.grid
 
     def chunks(self, job: Job, tile: Region) -> Iterator[Region]:

@@ -115,7 +115,6 @@ class MapPass(Pass):
 
     @remembered
     def _seconds(self, box: Box) -> float:
-        """Disk time of a box."""
         region = center(self.node.shape, box)
         return self.wait(self.probe_box(self.node.shape, box)) + write_seconds(self.sink, region, self.tuning)
 

@@ -195,7 +195,6 @@ class ContractPass(Pass):
         return block.reshape(shape)
 
     def _rows(self, tile: Region) -> Region:
-        """A tile's rows of A."""
         return tile[: self.batch + self.m]
 
     @remembered
@@ -258,7 +257,6 @@ class ContractPass(Pass):
 
     @remembered
     def _written(self, tile: Box) -> float:
-        """Disk time of C."""
         return write_seconds(self.sink, center(self.node.shape, tile), self.tuning)
 
     def _search(self, least: Box, smallest: Box, room: int, held: Callable[[Box, bool], int]) -> tuple[Box, bool]:

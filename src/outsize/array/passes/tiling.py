@@ -32,7 +32,6 @@ class Grid:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Boxes along each axis."""
         return tuple(-(-length // step) if length else 0 for length, step in zip(self.shape, self.box, strict=True))
 
     def __len__(self) -> int:
@@ -71,7 +70,6 @@ class Grid:
 
 
 def inner_grid(outer: Region, box: Box) -> Iterator[Region]:
-    """The boxes of a region."""
     for region in Grid(region_shape(outer), box):
         yield tuple((a + start, b + start) for (a, b), (start, _) in zip(region, outer, strict=True))
 

@@ -55,7 +55,6 @@ class Prepared:
 
     @property
     def sink(self) -> Sink:
-        """Where that goes."""
         return self.wanted[0][1]
 
     def on_processor(self, why: Exception) -> Prepared:

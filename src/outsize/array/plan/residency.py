@@ -44,7 +44,6 @@ class Kept(MemorySink):
         self.array = block_in(buffer, self.shape, self.dtype)
 
     def store(self) -> Store:
-        """What reads it."""
         return MemoryStore(self.array, self.name)
 
 
@@ -127,14 +126,12 @@ class Scratch(FlatSink):
         return made
 
     def store(self) -> Store:
-        """What reads it."""
         return self.reader
 
     def sync(self) -> None:
         """Scratch need not survive a crash."""
 
     def end(self) -> None:
-        """Remove the file."""
         self.file.close()
         if os.path.exists(self.partial):
             os.unlink(self.partial)

@@ -175,7 +175,6 @@ class Distribution:
             file.write(data)
 
     def _name(self, number: int) -> str:
-        """The file of a pass."""
         return f"{number}-{self._token}.pass"
 
     def _tile_tasks(self, number: int, sized: Sized, shares: Shares) -> list[Task]:

@@ -38,7 +38,6 @@ class SideFiles:
                 os.makedirs(self.folder, exist_ok=True)
 
     def path(self, name: str) -> str:
-        """Where a file lies."""
         return f"{self.folder.rstrip('/')}/{name}"
 
     def there(self) -> bool:
@@ -46,7 +45,6 @@ class SideFiles:
         return self.remote or os.path.isdir(self.folder)
 
     def names(self) -> set[str]:
-        """What is in the folder."""
         if self.remote:
             files, inside = open_files(self.folder)
             with contextlib.suppress(FileNotFoundError):
@@ -71,7 +69,6 @@ class SideFiles:
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[Any]:
-        """A file to read from."""
         if self.remote:
             files, inside = open_files(self.path(name))
             yield io.BytesIO(files.cat_file(inside))
@@ -86,7 +83,6 @@ class SideFiles:
                 _write_array(file, block)
 
     def get(self, name: str, number: int) -> list[Block]:
-        """Read so many arrays."""
         with self.reading(name) as file:
             return [np.lib.format.read_array(file, allow_pickle=False) for _ in range(number)]
 

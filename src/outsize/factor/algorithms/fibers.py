@@ -44,11 +44,9 @@ class Fibers:
 
     @property
     def columns(self) -> int:
-        """How many fibres."""
         return int(self.data.size // max(1, self.data.shape[1]))
 
     def norm2(self) -> float:
-        """Sum of squares."""
         return sum_squares(self.data)
 
     def gram(self, total: Block) -> None:

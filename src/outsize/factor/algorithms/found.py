@@ -92,5 +92,4 @@ def _spread(new: Block, old: Block) -> tuple[float, float]:
 
 
 def count_bytes(arrays: Sequence[Block]) -> int:
-    """Bytes of some arrays."""
     return sum(array.nbytes for array in arrays)

@@ -105,7 +105,6 @@ class Resident(Form):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
         return sum(array.nbytes for array in self.arrays().values())
 
     @property
@@ -158,7 +157,6 @@ class Factors(Resident):
         """Sum of the products of elements, those of the first conjugated."""
 
     def norm(self) -> float:
-        """Frobenius norm."""
         size = math.sqrt(max(0.0, self.inner(self).real))
         return size if size > _CANCELLED * self.magnitude() else self.careful_norm()
 

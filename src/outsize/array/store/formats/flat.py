@@ -51,7 +51,6 @@ class Runs(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How many runs."""
         number = 1
         for _, count, _ in self.outer:
             number *= count
@@ -79,7 +78,6 @@ class FlatLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def runs_of(self, region: Region) -> Runs:
@@ -119,7 +117,6 @@ def offsets(runs: Runs, upto: int | None = None) -> Iterator[tuple[tuple[int, ..
 
 
 def run_offset(runs: Runs, number: int) -> int:
-    """Byte offset of one run."""
     start = runs.start
     for _, count, step in reversed(runs.outer):
         number, index = divmod(number, count)

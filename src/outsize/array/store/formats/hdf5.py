@@ -221,7 +221,6 @@ class _Draft:
             return _flat_offset(self.add_dataset(file, short if size >= least else self.shape))
 
     def make(self) -> None:
-        """Create it."""
         self.remove()
         try:
             with naming(self.path):
@@ -245,7 +244,6 @@ class _Draft:
         return open_file(path, Options(key=self.key))
 
     def remove(self) -> None:
-        """Remove it."""
         if os.path.exists(self.partial):
             os.unlink(self.partial)
 

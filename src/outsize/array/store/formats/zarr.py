@@ -111,7 +111,6 @@ class ZarrStore(Store):
 
     @property
     def folder(self) -> str:
-        """The folder of its chunks."""
         assert isinstance(self._objects, Folder)
         return self._objects.path
 

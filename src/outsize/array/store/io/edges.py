@@ -122,7 +122,6 @@ class Edges:
             self.put(number * ALIGNMENT + low, data[low:high])
 
     def remove(self) -> None:
-        """Remove the file."""
         for path in (self.path, self.path + ".part"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)

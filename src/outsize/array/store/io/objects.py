@@ -78,7 +78,6 @@ class Folder(Objects):
         self.path = path
 
     def locate(self, key: str) -> str:
-        """The path of a file."""
         return os.path.join(self.path, key)
 
     def exists(self, key: str) -> bool:
