@@ -22,6 +22,7 @@ from outsize.array.graph.external_sort import places, sort_lanes
 from outsize.array.graph.filter import Search, flat_mask, keep
 from outsize.array.graph.node import Node, Range
 from outsize.array.graph.overlay import Overlay
+from outsize.array.graph.rearrange import Affine
 from outsize.array.run.now import count, make_now
 from outsize.array.run.results import compute_node
 from outsize.array.store.base import Region
@@ -266,7 +267,8 @@ def _scattered(view: Node, parts: _Key, value: Node) -> Node:
         return view
     mask = parts.picks[0].mask if len(parts.picks) == 1 else None
     spread = (slice(None), *[None] * len(tail))
-    if mask is not None and value.ndim and _is_one_value(value):
+    one = isinstance(value, Affine) and all(target is None for target, _, _ in value.axes)
+    if mask is not None and value.ndim and one:
         hit, new = make.index(mask, spread), make.index(value, (0,) * value.ndim)
     else:
         if parts.apart:
@@ -283,12 +285,6 @@ def _scattered(view: Node, parts: _Key, value: Node) -> Node:
     laid = make.apply(WHERE, hit, new, merged)
     turned = make.reshape(laid, tuple(view.shape[a] for a in order))
     return make.permute(turned, [order.index(a) for a in range(view.ndim)])
-
-
-def _is_one_value(value: Node) -> bool:
-    from outsize.array.graph.rearrange import Affine
-
-    return isinstance(value, Affine) and all(target is None for target, _, _ in value.axes)
 
 
 def _in_order(chosen: make.Indices, length: int, new: Node, axis: int) -> tuple[Node, Node]:

@@ -72,7 +72,8 @@ def _does_not_pay(work: OnDevice | DeviceContractPass) -> str | None:
     rates = work.device_budget.device.rates()
     sent = sum(leaf.nbytes for leaf in work.leaves)
     back = sum(node.nbytes for node, _ in work.outputs)
-    disk = sum(_from_disk(leaf) for leaf in work.leaves) / work.tuning.disk_rate
+    below = (node for leaf in work.leaves for node in walk(leaf) if isinstance(node, Source))
+    disk = sum(node.nbytes for node in below if not node.store.resident) / work.tuning.disk_rate
     there = max(sent / rates.link_in, back / rates.link_out, disk)
     if isinstance(work, DeviceContractPass):
         there = max(there, work.flops / rates.product(work.node.dtype.char, work.device_budget.tf32)[1])
@@ -91,7 +92,3 @@ def _chain_seconds(program: Any, sent: int, tuning: Tuning) -> float:
     """Seconds of one core for a chain and one reduction over it."""
     names = [instruction.operation.name for instruction in program.instructions]
     return sum(sent / (tuning.core_slow_bytes if name in SLOW else tuning.core_bytes) for name in (*names, "fold"))
-
-
-def _from_disk(leaf: Node) -> int:
-    return sum(n.nbytes for n in walk(leaf) if isinstance(n, Source) and not n.store.resident)

@@ -273,11 +273,6 @@ class DeviceContractPass(ContractPass):
                 ).result()
         job.progress(total.size * a[0].shape[1])
 
-    def _link_out(self, sized: SizedDeviceProduct) -> int:
-        """Bytes of C brought back: once for every panel."""
-        kinds = self.kinds(sized.grid, sized.chunk)
-        return sum(n * self._matrix(region)[0] for region, n in kinds) * self.working.itemsize
-
     def _link_in(self, sized: SizedDeviceProduct) -> int:
         """Bytes sent: panels as often as blocks need them, and C from the second panel on."""
         total = 0
@@ -299,6 +294,8 @@ class DeviceContractPass(ContractPass):
         item, wide = self._item, self.working.itemsize
         least = batch * link_floor(m, n, k, item, wide, self.device_budget.room, add=False)
         result, into = batch * m * n * wide, self._link_in(sized)
+        kinds = self.kinds(sized.grid, sized.chunk)
+        back = sum(number * self._matrix(region)[0] for region, number in kinds) * wide  # C, once for every panel
         least = min(least, batch * k * n * item if self._operands.same else into, into)
         panels = sum(number * -(-self._matrix(r)[3] // sized.blocks[self._matrix(r)[1:4]].panel)
                      * self._matrix(r)[0] for r, number in self.kinds(sized.grid, sized.chunk))  # fmt: skip
@@ -306,7 +303,7 @@ class DeviceContractPass(ContractPass):
         rows = (
             ("disk", self.reads(sized) + self.writes(), self.floor(sized), self.tuning.disk_rate),
             ("link in", into, least, rates.link_in),
-            ("link out", self._link_out(sized), result, rates.link_out),
+            ("link out", back, result, rates.link_out),
             ("device memory", 2 * panels * wide + into, result, rates.memory),
             ("arithmetic", self.flops, self.flops, flops * (4 if self.node.dtype.kind == "c" else 1)),
         )  # fmt: skip

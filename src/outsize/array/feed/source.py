@@ -14,6 +14,7 @@ shuffle=True)` is one too, at the price of a read per row.
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import pickle
@@ -163,10 +164,9 @@ class DataSource:
 
         `device` is a device or a sharding. A source is a random access source of grain too: `grain.MapDataset.source(source)`.
         """
-        need("jax", "DataSource.to_jax")
-        from outsize.array.feed.jax_batches import put_ahead
-
-        return put_ahead(self.batches(batch_size, **options), device)
+        jax = need("jax", "DataSource.to_jax")
+        put = functools.partial(jax.device_put, device=device)  # starts a copy and returns
+        return _one_ahead(map(put, self.batches(batch_size, **options)))
 
     # Reading
 
@@ -292,6 +292,16 @@ class DataSource:
             del parts  # before the next stretch is read
         if filled:
             yield [target[:filled] for target in batch]
+
+
+def _one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
+    """The next batch is made before the present one is handed out."""
+    before = next(batches, None)
+    for now in batches:
+        yield before
+        before = now
+    if before is not None:
+        yield before
 
 
 def _as_store(array: Any) -> Store:

@@ -79,16 +79,12 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True) -> Array:
     found = cov(x, y, rowvar=rowvar)
     if not found.ndim:
         return found / found
-    scale = apply(operation(np.sqrt), _diagonal(found))
+    numbers = real(found) if found.dtype.kind == "c" else found
+    scale = apply(operation(np.sqrt), reshape(numbers, (-1,))[:: found.shape[0] + 1])
     result = found / scale[:, None] / scale[None, :]
     if result.dtype.kind == "c":
         raise InputError("corrcoef takes real numbers")
     return apply(operation(np.minimum), apply(operation(np.maximum), result, -1), 1)
-
-
-def _diagonal(matrix: Array) -> Array:
-    numbers = real(matrix) if matrix.dtype.kind == "c" else matrix
-    return reshape(numbers, (-1,))[:: matrix.shape[0] + 1]
 
 
 def gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> Array | tuple[Array, ...]:

@@ -48,17 +48,15 @@ class Scalar:
     """The scalar itself: Python's stay weak in promotion."""
 
 
-def _cast(out: Block, block: Block) -> None:
-    np.copyto(out, block, casting="unsafe")
-
-
 def _where(out: Block, condition: Block, x: Any, y: Any) -> None:
     # as arrays: Python's -1 among unsigned numbers wraps, as NumPy's does
     np.copyto(out, np.asarray(y), casting="unsafe")
     np.copyto(out, np.asarray(x), casting="unsafe", where=condition)
 
 
-CAST = Operation("astype", _cast, lambda block: block, "CAST")
+CAST = Operation(
+    "astype", lambda out, block: np.copyto(out, block, casting="unsafe"), lambda block: block, "CAST"
+)  # fmt: skip
 WHERE = Operation("where", _where, lambda _, x, y: np.empty(0, np.result_type(x, y)), "WHERE", in_place=False)
 REAL = Operation("real", lambda out, block: np.copyto(out, block.real), lambda b: b.real, "REAL", in_place=False)
 IMAG = Operation("imag", lambda out, block: np.copyto(out, block.imag), lambda b: b.imag, "IMAG", in_place=False)

@@ -199,19 +199,15 @@ def local_cluster(spread: int, cores: int) -> Cluster:
     return Cluster(executor=engine, workers=look_at_workers(engine), spread=spread, cores=cores)
 
 
-def run_on_one(cluster: Cluster, size: int, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Run a function on one worker, as it would run in one process; on another if that is lost."""
-    results: list[Any] = []
-    task = Task(key=f"one-{uuid.uuid4().hex[:12]}", function=call, arguments=(function, arguments, options), bytes=size)
-    run_tasks(cluster.executor, [task], lambda _, told: results.append(told), Faults())
-    return results[0]
-
-
 def on_one_worker(function: Callable[..., Any], budget: Any, *arguments: Any, **options: Any) -> Any:
-    """A verb that is not shared out: all of it on one worker of the cluster in use, inside that worker's budget."""
+    """A verb that is not shared out: all of it on one worker of the cluster in use, inside that worker's budget; on another if
+    that one is lost."""
     from outsize.array.plan.prepare import resolve_budget
 
     joined = current_cluster()
     assert joined is not None
-    host = resolve_budget(budget).host or 0
-    return run_on_one(joined, host, function, *arguments, budget=host, **options)
+    host, results = resolve_budget(budget).host or 0, []
+    work = (function, arguments, {"budget": host, **options})
+    task = Task(key=f"one-{uuid.uuid4().hex[:12]}", function=call, arguments=work, bytes=host)
+    run_tasks(joined.executor, [task], lambda _, told: results.append(told), Faults())
+    return results[0]

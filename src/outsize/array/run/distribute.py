@@ -217,7 +217,8 @@ class Distribution:
                 trees[tile] = []
                 for place, group in enumerate(tree[low : low + fan] for low in range(0, len(tree), fan)):
                     name = f"{number}-{tile}-{level}-{place}"
-                    trees[tile].append((_hull([part for part, _ in group]), name))
+                    spans = zip(*(part for part, _ in group), strict=True)  # they follow each other along one axis
+                    trees[tile].append((tuple((axis[0][0], axis[-1][1]) for axis in spans), name))
                     if name not in there:
                         joins.append(self._join(number, sized, trees[tile][-1][0], group, name))
             self._run(joins, finish)
@@ -257,8 +258,3 @@ def _moves(sized: Sized) -> tuple[float, float]:
     work: Any = sized.work
     count = max(1, len(sized.grid))
     return 1 / count, (work.reads(sized) + work.writes()) / count
-
-
-def _hull(parts: list[Region]) -> Region:
-    """Parts that follow each other along one axis, as one."""
-    return tuple((spans[0][0], spans[-1][1]) for spans in zip(*parts, strict=True))

@@ -46,7 +46,8 @@ def coded(session: Session, node: Node, error: float, limit: int, *, must: bool 
     if not can_code(node):
         return None
     x, box = Array(node), choose_box(node.shape)
-    each, block = math.prod(box) * node.dtype.itemsize, _block_bytes(node, box)
+    each = math.prod(box) * node.dtype.itemsize
+    block = 4 * each + 24 * math.prod(box) + most_bytes(box)  # while it is coded, decoded and compared
     norm = math.sqrt(float(session.compute((x.astype(np.float64) ** 2).sum(), "norm")))
     count = max(1, min(_SAMPLE, session.room // (8 * each)))
     if not must and not session.has_room(2 * count * each + block):
@@ -74,11 +75,6 @@ def coded(session: Session, node: Node, error: float, limit: int, *, must: bool 
 def can_code(node: Node) -> bool:
     """True where zfp takes these numbers, and is there."""
     return node.dtype.char in "fd" and node.dtype.byteorder != ">" and importlib.util.find_spec("zfpy") is not None
-
-
-def _block_bytes(node: Node, box: tuple[int, ...]) -> int:
-    """What a block takes while it is coded, decoded and compared."""
-    return math.prod(box) * (4 * node.dtype.itemsize + 24) + most_bytes(box)
 
 
 def _try(
