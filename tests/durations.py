@@ -1,4 +1,7 @@
-"""Dear files first: a long test that begins last keeps one of two processes waiting.
+"""Dear files first, dealt out to the processes: a long test that begins last keeps the others waiting.
+
+Each process begins with an even share of the tests, as they stand in a row, and takes from the ends of the others' when it has
+none left.
 
 `durations.json` has the seconds of each file's longest test. `pytest --store-durations` writes it anew, on a machine that does
 nothing else; a file that is not in it comes last.
@@ -21,9 +24,15 @@ def pytest_configure(config):
         config.pluginmanager.register(Stopwatch())
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     stored = json.loads(STORED.read_text())
-    items.sort(key=lambda item: -stored.get(file_of(item.nodeid), 0.0))  # stable: the tests of a file stay together
+    files = {}
+    for item in items:
+        files.setdefault(file_of(item.nodeid), []).append(item)
+    shares = [[] for _ in range(getattr(config, "workerinput", {}).get("workercount", 1))]
+    for file in sorted(files, key=lambda file: -stored.get(file, 0.0)):
+        min(shares, key=len).extend(files[file])
+    items[:] = [item for share in shares for item in share]
 
 
 def file_of(test):

@@ -13,6 +13,9 @@ def test_files_are_ordered_by_the_longest_test_that_was_noted(tmp_path, monkeypa
     watch.pytest_sessionfinish()
     tests = ["a.py::x", "b.py::y", "b.py::x", "new.py::x", "c.py::x", "c.py::y"]
     items = [SimpleNamespace(nodeid=f"tests/{test}") for test in tests]
-    durations.pytest_collection_modifyitems(items)
-    found = [item.nodeid.removeprefix("tests/") for item in items]
-    assert found == ["c.py::x", "c.py::y", "b.py::y", "b.py::x", "a.py::x", "new.py::x"]
+    for workers, order in (
+        ({}, ["c.py::x", "c.py::y", "b.py::y", "b.py::x", "a.py::x", "new.py::x"]),
+        ({"workerinput": {"workercount": 2}}, ["c.py::x", "c.py::y", "a.py::x", "b.py::y", "b.py::x", "new.py::x"]),
+    ):
+        durations.pytest_collection_modifyitems(SimpleNamespace(**workers), items)
+        assert [item.nodeid.removeprefix("tests/") for item in items] == order

@@ -99,7 +99,6 @@ class HostedPlanner(Planner):
                     raise
                 if not wrong and measured is not None and measured > self._room:
                     wrong = "memory"
-                clear_up()
                 give_back_heap()
                 if not wrong:
                     break

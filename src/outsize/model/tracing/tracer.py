@@ -68,6 +68,8 @@ class Tracer:
         self.ledger = Ledger()
         self.owners = Owners(self.ledger)
         self.autocasts = {"cuda": Autocast("cuda", self.on_card), "cpu": Autocast("cpu", self.on_host)}
+        self.casting = ("cuda", "cpu")
+        """Kinds of devices whose casts are made here: torch's own kernels do not know the tensors."""
         self.notes: dict[str, None] = {}
         """Sentences about what was assumed, in order."""
         self.guesses: dict[str, None] = {}
@@ -143,8 +145,8 @@ class Tracer:
                 # started the pass has turned it off.
                 stack.enter_context(wrapping_backward(self._function_mode))
                 stack.enter_context(pretend(self, self.capability, self.total))
-                for autocast in self.autocasts.values():
-                    stack.enter_context(autocast.installed())
+                for kind in self.casting:
+                    stack.enter_context(self.autocasts[kind].installed())
                 self._rewritten = stack.enter_context(rewrites.installed(self))
                 stack.enter_context(self.owners.watching())
                 stack.enter_context(following_buffers(self.resized))

@@ -50,6 +50,6 @@ def where_room(act: Callable[[], T]) -> T | None:
 
 
 def give_back_heap() -> None:
-    """Freed blocks below 32 MiB stay with the C library's heap: hand them to the system, where that can be asked for."""
-    gc.collect()
+    """Clear up. Freed blocks below 32 MiB stay in the heap of the C library: the system gets them where that can be asked for."""
+    clear_up()
     trim_heap()

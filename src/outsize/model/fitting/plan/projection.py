@@ -180,6 +180,7 @@ class Watch(Tracer):
 
         there = label != "cpu" and torch.cuda.is_available()
         super().__init__(label, torch.cuda.get_device_capability() if there else CAPABILITY)
+        self.casting = ("cpu",) if label == "cpu" and not torch.cuda.is_available() else self.casting
         self.reuse = label != "cpu"  # on a CPU a mode in Python counts the real step too
         self.marks: list[tuple[int, str]] = []
         """(number of the event, phase that begins there)."""
