@@ -8,8 +8,8 @@ bfloat16; `fp32` has both in float32 and computes in bfloat16 (autocast; FSDP2's
 
 - `ours`: `fit(device="cuda", budget=, host=)`.
 - `fsdp2`: one rank, `fully_shard` and activation checkpointing of every layer, AdamW fused on the host. The passes of a step run
-  on the whole card first, one row a slice, which tells what they reserve. Where that is more than the budget, 1.02 times that is
-  FSDP2's budget, and `ours` runs in it too; else the batch goes in as few slices as the budget takes.
+  on the whole card first, in so many slices, which tells what they reserve. 1.02 times that, or the budget where that is more, is
+  FSDP2's budget, and `ours` runs in it too.
 
 The card's memory is limited by `set_per_process_memory_fraction`. Rows: tokens a second; what torch reserved; what the driver
 says is in use on the whole card above the first context; the process's highest resident size; page-locked bytes of torch's own
@@ -281,24 +281,22 @@ def reserved(given):
 def run_fsdp2(given, driver):
     import torch
 
-    budget, rows = parse_bytes(given.budget), BATCH[given.device][0]
+    budget = parse_bytes(given.budget)
     backend = join_group(given.device)
     model, batch = begin(given)
     work = Spread(given, model, {name: t.to(given.device) for name, t in batch.items()})
     del model
     say("spread")
-    needed = work.needed(rows)
+    needed = work.needed(given.slices)
     if needed is None:
         write(given, {"way": "fsdp2", "kind": given.kind, "budget": None, "failed": "out of memory on the whole card"})
         return
     found = max(budget, int(1.02 * needed))
-    tried = (1, 2, 4) if needed <= budget else ()
-    slices = next((n for n in tried if work.fits(n, found)), rows)
     limit_card(given, found)
     driver.most = driver.first
     optimizer = torch.optim.AdamW(work.model.parameters(), LEARNING, fused=True)
-    step = make_step(work.model, work.batch, slices, optimizer)
-    more = {"slices": slices, "backend": backend, "passes": needed}
+    step = make_step(work.model, work.batch, given.slices, optimizer)
+    more = {"slices": given.slices, "backend": backend, "passes": needed}
     tell(given, "fsdp2", found, step, driver, **more)
 
 
@@ -316,6 +314,7 @@ def start(given, way, kind, budget):
     """A way in a fresh process; returns the rows that it wrote."""
     words = [sys.executable, "-u", __file__, "--way", way, "--kinds", kind, "--budget", str(budget), "--host", given.host,
              "--device", given.device, "--limit", str(given.limit), "--out", given.out]  # fmt: skip
+    words += ["--slices", str(given.slices)]
     words += ["--layers", str(given.layers)] if given.layers else []
     began, rows = time.perf_counter(), []
     held = pathlib.Path(given.out) / "ranks_h200.jsonl"
@@ -339,6 +338,7 @@ def main():
     parser.add_argument("--budget", default="8GiB", help="of the card")
     parser.add_argument("--host", default="64GiB", help="for ours; FSDP2 takes what it takes")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--slices", type=int, default=1, help="of the batch, for FSDP2")
     parser.add_argument("--same", action="store_true", help="ours in FSDP2's budget alone")
     parser.add_argument("--limit", type=float, default=180, help="seconds of one way")
     parser.add_argument("--out", default=os.environ.get("OUT", "."))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
 from outsize.array.passes.base import ANY, Effort, Job, Room, Sized
 from outsize.array.passes.tiling import Box, Grid
-from outsize.array.store.base import Block, Region, region_shape
+from outsize.array.store.base import Block, Region, region_shape, whole
 from outsize.array.tuning import Tuning
 from outsize.core.plan import Level
 from outsize.core.units import format_bytes
@@ -137,40 +138,62 @@ class _Project(_Work):
 
     @property
     def kept(self) -> int:
-        return array_bytes(self._kernel.basis.shape, self.working)
+        return sum(array_bytes(basis.shape, self.working) for _, basis in self._kernel.bases)
 
     def shape(self, chunk: tuple[int, ...]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        axis = self._kernel.axis
-        return (*chunk[:axis], self._kernel.basis.shape[1], *chunk[axis + 1 :]), self._kernel.target.dtype
+        return region_shape(self._kernel.made(whole(chunk))), self._kernel.target.dtype
 
     def needs(self, chunk: tuple[int, ...]) -> int:
-        return array_bytes(self.shape(chunk)[0], self.working)
+        total, left = 0, math.prod(chunk)
+        for number, (_, basis) in enumerate(self._kernel.bases):
+            total += array_bytes((left,), self.working) if number else 0
+            left = left // basis.shape[0] * basis.shape[1]
+            total += array_bytes((left,), self.working)
+        return total
 
     def send(self) -> None:
         """The basis follows what was made with the one before; its number changes last, so that none is said to be newer than
         it is."""
         self.sent += 1
-        basis, number = self._kernel.basis.conj().copy(), self.sent  # it may grow while it is on its way
-        there = self.device.view(0, basis.shape, basis.dtype)
+        number, bases = self.sent, [basis.conj().copy() for _, basis in self._kernel.bases]  # it may grow on its way
 
         def upload() -> None:
-            self.device.kernels.upload(there, basis)
+            for there, basis in zip(self._bases(), bases, strict=True):
+                self.device.kernels.upload(there, basis)
             self.there = number
 
         self.device.submit("work", upload)
 
+    def _bases(self) -> list[Any]:
+        """On the device."""
+        sizes = [array_bytes(basis.shape, self.working) for _, basis in self._kernel.bases]
+        starts = itertools.accumulate(sizes, initial=0)
+        return [
+            self.device.view(at, basis.shape, self.working)
+            for at, (_, basis) in zip(starts, self._kernel.bases, strict=False)
+        ]
+
     def make(self, rows: Any, chunk: tuple[int, ...], out: Any, place: int) -> Any:
-        (length, columns), axis = self._kernel.basis.shape, self._kernel.axis
-        found = self.device.view(place, (math.prod(chunk) // length, columns), self.working)
-        self.device.kernels.multiply(found, rows, self.device.view(0, (length, columns), self.working), False, False)
-        laid = self.device.view(place, (*chunk[:axis], *chunk[axis + 1 :], columns), self.working)
-        last = len(chunk) - 1
-        self.device.kernels.cast(out, self.device.kernels.turn(laid, (*range(axis), last, *range(axis, last))))
-        return place, found.shape[0] * columns
+        device, kernels = self.device, self.device.kernels
+        lengths, axes = list(chunk), list(range(len(chunk)))
+        for (axis, basis), there in zip(self._kernel.bases, self._bases(), strict=True):
+            turn = [number for number in axes if number != axis] + [axis]
+            count = math.prod(lengths) // lengths[axis]
+            if rows is None:
+                found = device.view(place, tuple(lengths[number] for number in axes), self.working)
+                place += array_bytes(found.shape, self.working)
+                laid = device.view(place, tuple(lengths[number] for number in turn), self.working)
+                kernels.cast(laid, kernels.turn(found, tuple(axes.index(number) for number in turn)))
+                rows = device.view(place, (count, lengths[axis]), self.working)
+                place += array_bytes(laid.shape, self.working)
+            kernels.multiply(device.view(place, (count, basis.shape[1]), self.working), rows, there, False, False)
+            axes, rows, lengths[axis] = turn, None, basis.shape[1]
+        laid = device.view(place, tuple(lengths[number] for number in axes), self.working)
+        kernels.cast(out, kernels.turn(laid, tuple(axes.index(number) for number in range(len(chunk)))))
+        return place, math.prod(lengths)
 
     def write(self, region: Region, made: Block) -> None:
-        axis = self._kernel.axis
-        self._kernel.target.write((*region[:axis], (0, self._kernel.basis.shape[1]), *region[axis + 1 :]), made)
+        self._kernel.target.write(self._kernel.made(region), made)
 
     def take(self, made: Block, sums: Block, size: int) -> bool:
         return self._kernel.take(float(sums[0]), float(sums[1]), size)
@@ -219,7 +242,12 @@ class DeviceStreamPass(StreamPass):
     def __init__(self, node: Node, axis: int, kernel: Kernel, tuning: Tuning, device: DeviceBudget) -> None:
         super().__init__(node, axis, kernel, tuning)
         self.device_budget = device
-        self.made_by = _Project(kernel, device) if isinstance(kernel, Projection) else _Square(kernel, device)  # type: ignore[arg-type]
+        self.made_by: _Work
+        if isinstance(kernel, Projection):
+            self.whole, self.made_by = tuple(axis for axis, _ in kernel.bases), _Project(kernel, device)
+        else:
+            assert isinstance(kernel, Gram)
+            self.made_by = _Square(kernel, device)
 
     def limit(self, room: Room) -> tuple[Room, int]:
         return self.device_budget.limit(room)

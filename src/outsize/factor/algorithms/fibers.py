@@ -60,11 +60,11 @@ class Fibers:
     def mix(self, weights: Block, total: Block) -> None:
         """total += X weights."""
         if self.data.ndim == 2:
-            total += self.data.T @ weights
+            multiply_add(self.data.T, weights, total)
             return
         after = self.data.shape[2]
         for place, plane in enumerate(self.data):
-            total += plane @ weights[place * after : (place + 1) * after]
+            multiply_add(plane, weights[place * after : (place + 1) * after], total)
 
     def project(self, basis: Block, out: Block | None = None) -> Block:
         """B^H X, its axes as those of `data`."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.kernels.blas import Packing
-from outsize.array.store.base import Block, Region
+from outsize.array.store.base import Block, Region, region_shape
 from outsize.factor.algorithms.fibers import Fibers, product_packing, sum_squares
 from outsize.factor.algorithms.sampling import finite
 from outsize.factor.algorithms.stream import Kernel
@@ -42,12 +42,22 @@ class Projection(Kernel):
         self.norm2, self.lost2, self.kept2, self.seen = 0.0, 0.0, 0.0, 0
         self._slack = 1e-11 + 4 * basis.shape[0] * 2.0**-53 * math.sqrt(basis.shape[1])
 
+    @property
+    def bases(self) -> tuple[tuple[int, Block], ...]:
+        """Each mode that becomes shorter, and its basis."""
+        return ((self.axis, self.basis),)
+
+    def made(self, region: Region) -> Region:
+        """Where in the target a chunk goes."""
+        columns = {axis: basis.shape[1] for axis, basis in self.bases}
+        return tuple((0, columns[axis]) if axis in columns else span for axis, span in enumerate(region))
+
     def held(self, chunk: tuple[int, ...]) -> int:
         length, columns = self.basis.shape
         fibers: int = math.prod(chunk) // length
         found = fibers * columns * self.basis.itemsize
         grown = 8 * fibers * columns + 5 * self.basis.nbytes if self.allowed is not None else self.basis.nbytes
-        written = self.target.room((*chunk[: self.axis], columns, *chunk[self.axis + 1 :]))
+        written = self.target.room(region_shape(self.made(tuple((0, n) for n in chunk))))
         return int(2 * self.basis.nbytes + 2 * found + grown + written)
 
     def packing(self, chunk: tuple[int, ...]) -> Packing:
@@ -69,8 +79,8 @@ class Projection(Kernel):
             lost2 = self._grow(number, fibers, found)
         self.lost2 += lost2
         self.kept2 += sum_squares(found)
-        place = (*region[: self.axis], (0, self.basis.shape[1]), *region[self.axis + 1 :])
-        shape = tuple(b - a for a, b in place)
+        place = self.made(region)
+        shape = region_shape(place)
         self.target.write(place, Fibers.lay(found, shape, self.axis) if found.ndim == 2 else found.reshape(shape))
 
     def take(self, norm2: float, kept2: float, size: int) -> bool:
@@ -149,3 +159,37 @@ class Projection(Kernel):
 
     def flush(self) -> None:
         self.target.sync()
+
+
+class Projections(Projection):
+    """Several modes at once, in bases that stay as they are; where those do not suffice, nothing is kept. Only a device makes
+    these: it saves the link what the first would leave."""
+
+    def __init__(
+        self, bases: tuple[tuple[int, Block], ...], target: Target, name: str, *, allowed: float, expected: float, size: int
+    ) -> None:  # fmt: skip
+        (axis, basis), *self._others = bases
+        super().__init__(
+            basis, basis.shape[1], axis, target, name, allowed=allowed, expected=expected, size=size, direct=False
+        )
+        self._slack *= len(bases)
+
+    @property
+    def bases(self) -> tuple[tuple[int, Block], ...]:
+        return ((self.axis, self.basis), *self._others)
+
+    def held(self, chunk: tuple[int, ...]) -> int:
+        return 2 * sum(basis.nbytes for _, basis in self.bases)
+
+    def fold(self, number: int, region: Region, fibers: Fibers) -> None:
+        """Only what is no number comes here."""
+        finite(fibers, region, self.axis)
+        raise BasisTooSmall
+
+    def take(self, norm2: float, kept2: float, size: int) -> bool:
+        self.norm2, self.kept2, self.seen = self.norm2 + norm2, self.kept2 + kept2, self.seen + size
+        self.lost2 += max(norm2 - kept2, 0.0) + self._slack * norm2
+        assert self.allowed is not None
+        if self.lost2 > self.allowed * max(self.norm2, 1.1 * self.expected):
+            raise BasisTooSmall
+        return True

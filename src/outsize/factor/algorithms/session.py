@@ -32,6 +32,7 @@ from outsize.core.plan import Peak, Plan, Step
 from outsize.core.units import format_bytes
 from outsize.engine.cluster import Cluster, use_cluster
 from outsize.factor.algorithms.checkpoint import Checkpoint
+from outsize.factor.algorithms.projection import BasisTooSmall, Projections
 from outsize.factor.algorithms.ranks import Key, Ranks, Survey
 from outsize.factor.algorithms.shared import cut, is_shared, run_shared
 from outsize.factor.algorithms.stream import Kernel, StreamPass, run_stream, size_stream
@@ -122,6 +123,8 @@ class Session:
                 if sized.device_bytes <= device.room:
                     return there, sized, ""
                 needed, may = (format_bytes(n + device.device.outside) for n in (sized.device_bytes, device.room))
+                if isinstance(kernel, Projections):
+                    raise BasisTooSmall
                 fallen = f"on the processor: a chunk takes {needed} of {device.device.name}, of which {may} may be held"
         work = StreamPass(tensor.node, axis, kernel, tuning, sample)
         return work, size_stream(work, self.room, self.packed), fallen

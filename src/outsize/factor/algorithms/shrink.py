@@ -9,7 +9,7 @@ left as it is, which loses nothing.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,8 +18,9 @@ import numpy as np
 
 from outsize.array.kernels.blas import blas_threads
 from outsize.array.store.base import Block
-from outsize.core.errors import ClusterError
-from outsize.factor.algorithms.projection import BasisTooSmall, Projection
+from outsize.core.errors import BudgetError, ClusterError
+from outsize.engine.pool import cores
+from outsize.factor.algorithms.projection import BasisTooSmall, Projection, Projections
 from outsize.factor.algorithms.ranks import Key, Survey
 from outsize.factor.algorithms.sampling import Gram, Mixing, gram_bytes
 from outsize.factor.algorithms.session import Session
@@ -39,6 +40,8 @@ _DIRECT = 1e-8
 """Where less than this share of the squares may be lost, it is measured as itself, not as a difference of larger sums."""
 _FEW = 512
 """Columns of a matrix that one thread factorises."""
+_EACH, _HANDS = 1 << 19, 4
+"""Elements of a tall matrix for each thread that factorises it, and how many there are at most."""
 SPARE = 4
 """Columns more than a rank that is asked for."""
 
@@ -57,6 +60,8 @@ class Shrunk:
     """Squares of what was lost, at most."""
     kept2: float
     """Squares of what is left."""
+    more: tuple[Block, ...] = ()
+    """Bases of further modes that were made shorter with it."""
 
 
 def columns_for(session: Session, tensor: Tensor, axis: int, wanted: int = _COLUMNS) -> int:
@@ -95,7 +100,7 @@ def survey(
         )
         session.note_finished(kernel)
         complete = columns == length or (columns == most and share == 1)
-        with session.work_in_memory(f"basis of axis {axis}", 5 * kernel.total.nbytes), one_thread(columns):
+        with session.work_in_memory(f"basis of axis {axis}", 5 * kernel.total.nbytes), few_threads(kernel.total.size):
             if session.dry:
                 supposed = session.ranks.supposed(key, length, most)
                 found = replace(supposed, axis=axis, basis=kernel.total, most=columns // (1 if complete else 2))
@@ -113,15 +118,23 @@ def survey(
     return found
 
 
+def few_threads(size: int) -> AbstractContextManager[None]:
+    """A tall matrix of so many elements is factorised by a few threads, a small one by one."""
+    return blas_threads(min(_HANDS, cores(), 1 + size // _EACH))
+
+
 def one_thread(columns: int) -> AbstractContextManager[None]:
     """Small matrices are factorised by one thread: several would wait for each other, the longer the busier a machine is."""
     return blas_threads(1) if columns <= _FEW else contextlib.nullcontext()
 
 
 def shrink(
-    session: Session, tensor: Tensor, found: Survey, dtype: np.dtype[Any], *, allowed: float | None, rank: int | None
-) -> Shrunk | None:
-    """Project the surveyed mode; None where it stays as it is. `allowed` is a share of the tensor's squares."""
+    session: Session, tensor: Tensor, found: Survey, dtype: np.dtype[Any], *, allowed: float | None, rank: int | None,
+    most: float | None = None,
+) -> Shrunk | None:  # fmt: skip
+    """Project the surveyed mode; None where it stays as it is. The basis is chosen to lose `allowed` of the tensor's squares, and
+    grows where it would lose `most` of them."""
+    most = allowed if most is None or allowed is None else max(most, allowed)
     length = found.length
     for attempt in ("sample", "all", "more"):
         if rank is not None:
@@ -136,11 +149,36 @@ def shrink(
             return None
         try:
             with _in_vain(session, session.dry and attempt == "sample" and found.key in session.ranks.again):
-                return _project(session, tensor, found, columns, min(length, columns + spare), dtype, allowed)
+                return _project(session, tensor, [(found, columns, min(length, columns + spare))], dtype, most)
         except BasisTooSmall:
             session.ranks.again.add(found.key)
         found = _look_at_all(session, tensor, found, allowed, rank)
     return None
+
+
+def shrink_together(
+    session: Session,
+    tensor: Tensor,
+    found: Sequence[Survey],
+    dtype: np.dtype[Any],
+    *,
+    allowed: Sequence[float],
+    most: float,
+) -> Shrunk | None:
+    """Project several surveyed modes by a device; None where that is not worth it, or their bases lose more than `most`."""
+    modes, key = [], ("together", found[0].axis)
+    for one, share in zip(found, allowed, strict=True):
+        needed = one.needed(0.8 * share)
+        columns = min(needed + max(4, needed // 8), one.basis.shape[1])
+        if needed > columns or columns > one.length // 2:
+            return None
+        modes.append((one, columns, columns))
+    try:
+        with _in_vain(session, session.dry and key in session.ranks.again):
+            return _project(session, tensor, modes, dtype, most)
+    except (BasisTooSmall, BudgetError):  # a chunk has whole planes: one mode after another takes less
+        session.ranks.again.add(key)
+        return None
 
 
 @contextlib.contextmanager
@@ -188,31 +226,40 @@ def unknown(tensor: Tensor, axis: int, key: Key) -> Survey:
 def _project(
     session: Session,
     tensor: Tensor,
-    found: Survey,
-    columns: int,
-    room: int,
+    modes: Sequence[tuple[Survey, int, int]],
     dtype: np.dtype[Any],
     allowed: float | None,
 ) -> Shrunk:
-    axis = found.axis
-    basis: Block = np.zeros((found.length, room), working(tensor))
-    if not session.dry:
-        basis[:, :columns] = found.basis[:, :columns]
-    target = session.target((*tensor.shape[:axis], room, *tensor.shape[axis + 1 :]), dtype, tensor)
+    """`modes`: a survey, how many of its columns are used, and how many there is room for."""
+    shape, bases = list(tensor.shape), []
+    for found, columns, room in modes:
+        basis: Block = np.zeros((found.length, room), working(tensor))
+        if not session.dry:
+            basis[:, :columns] = found.basis[:, :columns]
+        shape[found.axis] = room
+        bases.append(basis)
+    target = session.target(tuple(shape), dtype, tensor)
     session.held["what is left"] = target.nbytes if target.path is None else 0
     session.scratch["what is left"] = 0 if target.path is None else target.nbytes
-    direct = allowed is not None and allowed < _DIRECT
+    (found, columns, room), axes = modes[0], " and ".join(str(found.axis) for found, _, _ in modes)
+    lengths = ", ".join(f"{found.length} -> {room}" for found, _, room in modes)
+    name = f"projection of ax{'i' if len(modes) == 1 else 'e'}s {axes}: {lengths}"
 
     def make() -> Projection:
+        if len(modes) > 1:
+            assert allowed is not None
+            several = tuple((mode[0].axis, basis) for mode, basis in zip(modes, bases, strict=True))
+            return Projections(several, target, name, allowed=allowed, expected=found.squares, size=tensor.size)
         return Projection(
-            basis, columns, axis, target, f"projection of axis {axis}: {found.length} -> {room}", allowed=allowed,
-            expected=found.squares, size=tensor.size, direct=direct,
+            bases[0], columns, found.axis, target, name, allowed=allowed, expected=found.squares, size=tensor.size,
+            direct=allowed is not None and allowed < _DIRECT,
         )  # fmt: skip
 
     if not session.dry:
         target.create()
     try:
-        kernel, _ = session.stream(tensor, axis, make, note=f"{2 * tensor.size * room / 1e9:,.1f} billion operations")
+        note = f"{2 * tensor.size * room / 1e9:,.1f} billion operations"
+        kernel, _ = session.stream(tensor, found.axis, make, note=note)
         if not session.dry:
             kernel.finish()
     except BaseException as error:
@@ -225,12 +272,14 @@ def _project(
     session.note_finished(kernel)
     tensor.end()
     _settle(session, target.nbytes if target.path is None else 0, 0 if target.path is None else target.nbytes)
-    session.held[f"basis {len(session.held)}"] = basis.nbytes
+    for basis in bases:
+        session.held[f"basis {len(session.held)}"] = basis.nbytes
     if session.dry:
-        return Shrunk(basis, target.phantom(), 1.0, 0.0, 1.0)
+        return Shrunk(bases[0], target.phantom(), 1.0, 0.0, 1.0, tuple(bases[1:]))
     if kernel.used > columns:
         session.ranks.note_rank(found.key, found.length, kernel.used * 8 // 9)  # a plan adds an eighth
-    return Shrunk(kernel.basis[:, : kernel.used], target.tensor(), kernel.norm2, kernel.lost2, kernel.kept2)
+    basis = kernel.basis[:, : kernel.used]
+    return Shrunk(basis, target.tensor(), kernel.norm2, kernel.lost2, kernel.kept2, tuple(bases[1:]))
 
 
 def _settle(session: Session, held: int, scratch: int) -> None:

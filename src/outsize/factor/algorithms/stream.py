@@ -94,6 +94,8 @@ class StreamPass(Pass):
         """With `sample`, a few chunks of about so many elements, which lie evenly, are all that is read."""
         super().__init__((), {}, tuning)
         self.node, self.axis, self.kernel, self.sample = node, axis, kernel, sample
+        self.whole: tuple[int, ...] = (axis,)
+        """Modes that are not cut."""
         self.working = np.dtype(np.complex128 if node.dtype.kind == "c" else np.float64)
         self.start = 0
         """Chunks that an earlier run has folded."""
@@ -151,10 +153,10 @@ class StreamPass(Pass):
     def _single(self) -> Box:
         """The fewest fibres that are worth a read: a few that lie side by side."""
         shape = self.node.shape
-        box = [n if axis == self.axis else 1 for axis, n in enumerate(shape)]
+        box = [n if axis in self.whole else 1 for axis, n in enumerate(shape)]
         store = self.node.store if isinstance(self.node, Source) else None
         fastest = (store.order or range(len(shape)))[-1] if store is not None else len(shape) - 1
-        if fastest != self.axis:
+        if fastest not in self.whole:
             box[fastest] = max(1, min(shape[fastest], _SIDE))
         return tuple(max(1, n) for n in box)
 
@@ -163,7 +165,8 @@ class StreamPass(Pass):
         grid = Grid(shape, tuple(max(1, n) for n in shape))
         workers = max(1, min(workers, len(Grid(shape, box))))
         sized = self.settle(grid, box, workers, 1, self.beside(box), room)
-        threads = max(1, min(cores(), room.host // self.tuning.thread_room))
+        alone = self.sample is not None  # little work: threads would wait for each other
+        threads = 1 if alone else max(1, min(cores(), room.host // self.tuning.thread_room))
         packed = self.kernel.packing(box).total(1, threads)
         return replace(sized, threads=threads, packed=max(room.packed, sized.packed, packed))
 

@@ -178,7 +178,9 @@ def _walk_inwards(session: Session, ends: _Ends, request: Request, account: Acco
         side, best = min(found, key=lambda one: _kept_part(one[1], request, account, len(ends.modes)))
         share = choose_share(best, account, len(ends.modes) - 1)
         rank = _rank_at(request, ends, side)
-        made = shrink(session, whole, best, dtype, allowed=account.allowed(share), rank=rank)
+        made = shrink(
+            session, whole, best, dtype, allowed=account.allowed(share), rank=rank, most=account.allowed(MOST)
+        )
         if made is None:
             stuck.add(side)
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from outsize.factor.algorithms.ranks import Key, Survey
 from outsize.factor.algorithms.request import Request
 from outsize.factor.algorithms.sampling import finite, gram_bytes
 from outsize.factor.algorithms.session import Session
-from outsize.factor.algorithms.shrink import Shrunk, gram_survey, one_thread, shrink, survey, working
+from outsize.factor.algorithms.shrink import Shrunk, gram_survey, one_thread, shrink, shrink_together, survey, working
 from outsize.factor.algorithms.tensor import Tensor
 from outsize.factor.formats.rounding import Rounded, round_train, round_tucker, split_train, tucker_bytes
 
@@ -95,10 +95,12 @@ def compress_modes(
     left = [] if is_small(session, tensor) else [axis for axis, length in enumerate(tensor.shape) if length >= SHORT]
     session.expected = 3 * len(left) + 1
     seen: dict[int, Survey | None] = {}
+    if session.device is not None and request.ranks is None and len(tensor.shape) > 2:
+        tensor = _project_planes(session, tensor, request, account, bases, left, seen, dtype)
     while (best := _choose(session, tensor, request, account, left, seen)) is not None:
         rank = None if request.ranks is None else request.ranks[best.axis]
-        allowed = account.allowed(choose_share(best, account, len(left)))
-        made = shrink(session, tensor, best, dtype, allowed=allowed, rank=rank)
+        allowed, most = account.allowed(choose_share(best, account, len(left))), account.allowed(MOST)
+        made = shrink(session, tensor, best, dtype, allowed=allowed, rank=rank, most=most)
         left.remove(best.axis)
         if made is not None:
             bases[best.axis] = made.basis
@@ -108,10 +110,41 @@ def compress_modes(
     return tensor, bases, dtype
 
 
+def _project_planes(
+    session: Session, tensor: Tensor, request: Request, account: Account, bases: list[Block], left: list[int],
+    seen: dict[int, Survey | None], dtype: np.dtype[Any],
+) -> Tensor:  # fmt: skip
+    """Two modes by one crossing of the link: those whose planes lie in one piece."""
+    pair = tuple(_order(tensor))[:-3:-1]
+    if not set(pair) <= set(left):
+        return tensor
+    found = []
+    for axis in pair:
+        one = seen[axis] = _look(session, tensor, request, account, axis)
+        if one is None:
+            return tensor
+        found.append(one)
+    shares = [min(MOST / 2, choose_share(one, account, len(left))) for one in found]
+    allowed, most = [account.allowed(share) or 0.0 for share in shares], account.allowed(MOST) or 0.0
+    made = shrink_together(session, tensor, found, dtype, allowed=allowed, most=most)
+    if made is None:
+        return tensor
+    for axis, basis in zip(pair, (made.basis, *made.more), strict=True):
+        bases[axis] = basis
+        left.remove(axis)
+    account.note(made, dtype)
+    seen.clear()
+    return made.left
+
+
+def _order(tensor: Tensor) -> Sequence[int]:
+    """Modes from slow to fast, as they are stored."""
+    return getattr(getattr(tensor.node, "store", None), "order", None) or range(len(tensor.shape))
+
+
 def _dearness(tensor: Tensor, axis: int) -> int:
     """How dear a pass over all data is for this mode: cheapest for the one along the rows of what is stored."""
-    order = getattr(getattr(tensor.node, "store", None), "order", None)
-    return 1 if axis == (order or range(len(tensor.shape)))[-1] else ACROSS
+    return 1 if axis == _order(tensor)[-1] else ACROSS
 
 
 def _choose(
