@@ -68,7 +68,7 @@ class Tracer:
         self.ledger = Ledger()
         self.owners = Owners(self.ledger)
         self.autocasts = {"cuda": Autocast("cuda", self.on_card), "cpu": Autocast("cpu", self.on_host)}
-        self.casting = ("cuda", "cpu")
+        self.casting: tuple[str, ...] = ("cuda", "cpu")
         """Kinds of devices whose casts are made here: torch's own kernels do not know the tensors."""
         self.notes: dict[str, None] = {}
         """Sentences about what was assumed, in order."""
