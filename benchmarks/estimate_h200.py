@@ -56,8 +56,8 @@ def project(case: Case) -> dict[str, Any]:
 def project_largest(row: tuple[str, str, str, int]) -> dict[str, Any]:
     """The largest batch of one model that fits in the budget."""
     from outsize.core.cards import find_card
-    from outsize.model.estimation.estimate import Job
     from outsize.model.estimation.growth import search
+    from outsize.model.estimation.job import Job
 
     model, optimizer, precision, unit = row
 

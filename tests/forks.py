@@ -28,7 +28,7 @@ from pathlib import Path
 IMPORTED = ("numpy", "outsize.array", "outsize.array.run.execute")
 TORCH = (
     "torch", "torch._dynamo", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.device_mesh",
-    "outsize.model.estimation.estimate", "outsize.model.fitting.fit", "outsize.model.scripts.follower",
+    "outsize.model.estimation.job", "outsize.model.fitting.binding", "outsize.model.scripts.follower",
     "outsize.model.scripts.stand_ins", "outsize.model.scripts.outside",
 )  # fmt: skip
 """For processes that train or trace, one or many: these imports take seconds."""

@@ -14,6 +14,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import torch
+
 from outsize.core.errors import OutsizeError
 from outsize.model.compiled.programs import load_program
 from outsize.model.torch_port import compiler
@@ -51,8 +53,6 @@ class Follower:
     """The compiled functions of one trace."""
 
     def __init__(self, trace: Tracing, attend: Callable[..., Any]) -> None:
-        import torch
-
         self.trace = trace
         self._compile = torch.compile
         self.attend = attend
@@ -72,8 +72,6 @@ class Follower:
 
     def compile(self, target: Any, backend: Any = "inductor", **options: Any) -> Any:
         """What stands for `torch.compile(target, ...)`."""
-        import torch
-
         compiler.require_compiler()
         name = _name_of(backend)
         if name is None:
@@ -137,8 +135,6 @@ class Follower:
         self.trace.region = label
 
     def _label(self, given: Any, module: Any) -> str:
-        import torch
-
         tensors = [leaf for leaf in leaves_of(given) if isinstance(leaf, torch.Tensor)]
         tensors += [] if module is None else list(module.parameters())
         labels = [label for tensor in tensors if (label := self.trace.label_of(tensor)) is not None]
@@ -146,8 +142,6 @@ class Follower:
 
     def _compile_graph(self, name: str, graph: Any, inputs: Any, **kwargs: Any) -> Any:
         """The backend: a graph that Dynamo has captured -> what runs it on tensors without contents."""
-        import torch
-
         self.graphs += 1
         label = self.trace.region or self.trace.device
         _replace_attention(graph, self.attend)
@@ -168,15 +162,11 @@ class Follower:
 
     def _make(self, label: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, kind: str) -> Any:
         """A buffer of a program; `kind` is `cpu` for the few that a program for a card keeps on the host."""
-        import torch
-
         with no_functions(), self.trace.placing(label if kind in label else kind):
             return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
     def _copied(self, label: str, tensors: list[Any]) -> None:
         """Copies that a kernel may be tuned on: part of the bound."""
-        import torch
-
         with no_functions():
             sizes = [tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor)]
         sizes.append(TUNING)
@@ -195,8 +185,6 @@ def _name_of(backend: Any) -> str | None:
 
 def _replace_attention(graph: Any, attend: Callable[..., Any]) -> None:
     """Calls of attention in a graph, and in the graphs inside it, go to another function."""
-    import torch
-
     known = (torch.nn.functional.scaled_dot_product_attention,)
     for module in graph.modules():
         if isinstance(module, torch.fx.GraphModule):

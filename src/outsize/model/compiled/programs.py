@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.compiler import loader_rows
 from outsize.model.torch_port.patches import replaced
 
@@ -93,6 +95,4 @@ def _nothing(*args: Any, **kwargs: Any) -> int:
 
 def _reinterpret(tensor: Any, shape: Any, strides: Any, offset: int = 0) -> Any:
     """Another view of the same memory; `offset` counts from where the tensor begins."""
-    import torch
-
     return torch.as_strided(tensor, shape, strides, tensor.storage_offset() + offset)

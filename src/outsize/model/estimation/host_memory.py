@@ -12,6 +12,7 @@ import functools
 import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 from outsize.allocator import GlibcSettings, replay
 from outsize.core.footprint import Amount, Loading
@@ -19,7 +20,9 @@ from outsize.core.noun import Known
 from outsize.core.units import KiB, MiB
 from outsize.model.estimation.replayed_steps import ReplayedSteps, follow
 from outsize.model.tracing.replay import as_events, largest_size, likely_size
-from outsize.model.tracing.tracer import Tracer
+
+if TYPE_CHECKING:
+    from outsize.model.tracing.tracer import Tracer
 
 BASE_SPREAD = 32 * MiB
 """Bytes by which two starts of one program differ."""

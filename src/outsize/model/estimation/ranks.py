@@ -14,7 +14,7 @@ import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outsize.core.errors import InputError
 from outsize.core.footprint import FewestCards, Footprint
@@ -24,7 +24,9 @@ from outsize.model.torch_port.objects import parameter_table
 from outsize.model.torch_port.one_process import make_buckets, replica_rows
 from outsize.model.torch_port.parts import has_part
 from outsize.model.torch_port.ranked import is_started, pretended_ranks
-from outsize.model.tracing.tracer import Tracer
+
+if TYPE_CHECKING:
+    from outsize.model.tracing.tracer import Tracer
 
 SHARDINGS = {
     "ddp": "DistributedDataParallel: each rank has the whole model, gradients twice (its buckets)",

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from outsize.core.errors import InputError
 from outsize.core.memory import DISK, HOST, Allowance, Pool
 from outsize.core.units import parse_bytes
@@ -121,8 +123,6 @@ def read_request(
 
 def _bare(optimizer: Any) -> Any:
     """The optimizer inside those that accelerate and Lightning wrap around it."""
-    import torch
-
     while hasattr(optimizer, "param_groups") and isinstance(
         inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer
     ):
@@ -132,8 +132,6 @@ def _bare(optimizer: Any) -> Any:
 
 def _takes_time_first(model: Any) -> bool:
     """True where a layer of the model takes time along the first axis and samples along the second."""
-    import torch
-
     kinds = (torch.nn.RNNBase, torch.nn.MultiheadAttention)
     return any(isinstance(module, kinds) and not module.batch_first for module in model.modules())
 
@@ -150,8 +148,6 @@ def check_words(
     compile: bool | str = False,
 ) -> None:
     """What can be said of each argument by itself."""
-    import torch
-
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"fit needs a torch.nn.Module, not {type(model).__name__}")
     compiled = next(((name, module) for name, module in model.named_modules() if is_compiled(module)), None)
@@ -248,8 +244,6 @@ def _device_of(model: Any) -> Any:
 
 def _read_device(device: Any, dry_run: bool) -> Any:
     """The device that a model is to visit."""
-    import torch
-
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -265,8 +259,6 @@ def _read_device(device: Any, dry_run: bool) -> Any:
 
 def _mover_to(device: Any, dry_run: bool) -> Mover:
     """The way there; to the CPU itself where a dry run has no card."""
-    import torch
-
     there = not dry_run or device.type == "cpu" or torch.cuda.is_available()
     return open_mover(device if there else torch.device("cpu"))
 
@@ -337,8 +329,6 @@ def _hosted_budgets(
     model: Any, optimizer: Any, device: Any, budget: Any, host: Any
 ) -> tuple[tuple[Allowance, ...], int, int]:
     """Device and host budget, what this process holds beside the model, and what it holds of it."""
-    import torch
-
     if device.type == "cuda" and torch.cuda.is_available():
         torch.zeros(1, device=device)  # the context is part of what the process holds
     rss = read_rss(LiveSystem())

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 from outsize.core.errors import InputError
 from outsize.model.fitting.batch import refuse_arrays, tensors_of, transform
 
@@ -102,8 +104,6 @@ class Axes:
 
     def double(self, batch: Any) -> Any:
         """The batch with every sample twice; None where that cannot be said."""
-        import torch
-
         if self.packed or self.whole:
             return None
 

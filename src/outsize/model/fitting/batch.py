@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
+import torch
+
 from outsize.core.errors import InputError
 
 DEEP = 4
@@ -46,8 +48,6 @@ def transform(value: Any, change: Callable[[str, Any], Any], path: str = "batch"
 
 def _transform_object(value: Any, change: Callable[[str, Any], Any], path: str, leaf: Any) -> Any:
     """An object of the user's own, or a graph: what its attributes hold; the object itself where nothing in it is another."""
-    import torch
-
     attributes = getattr(value, "__dict__", None)
     if not attributes or isinstance(value, type | FunctionType | torch.nn.Module) or path.count(".") >= DEEP:
         return value
@@ -170,8 +170,6 @@ class Joined:
 
 def _merge(outs: list[Any], merge: Callable[[list[Any], str], Any], path: str = "the output") -> Any:
     """What is like each of `outs`, with `merge(tensors, path)` for the tensors that stand at the same place."""
-    import torch
-
     first = outs[0]
     if isinstance(first, torch.Tensor):
         return merge(outs, path)
@@ -196,8 +194,6 @@ def _merge(outs: list[Any], merge: Callable[[list[Any], str], Any], path: str = 
 
 
 def _join_tensors(outs: list[Any], rows: list[int], path: str) -> Any:
-    import torch
-
     if not any(out.dim() for out in outs):
         return _same(outs, rows[0], path)
     for out, count in zip(outs, rows, strict=True):
@@ -207,8 +203,6 @@ def _join_tensors(outs: list[Any], rows: list[int], path: str) -> Any:
 
 def _same(outs: list[Any], rows: int, path: str) -> Any:
     """A single value, where every slice has the same."""
-    import torch
-
     first = outs[0]
     if _unknown(first) or all(torch.equal(out, first) for out in outs):
         return first
@@ -221,16 +215,12 @@ def _require_rows(out: Any, count: int, path: str) -> None:
 
 
 def _has_channels_last(tensor: Any) -> bool:
-    import torch
-
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
     return last is not None and tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous()
 
 
 def _unknown(tensor: Any) -> bool:
     """True for a tensor without contents, which says nothing of whether two are the same."""
-    import torch
-
     return tensor.is_meta or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
 
 

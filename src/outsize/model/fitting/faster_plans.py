@@ -12,6 +12,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from outsize.core.errors import BudgetError, OutOfMemory
 from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
@@ -49,8 +51,6 @@ class FasterPlans:
 
     def time(self, runner: Any, batch: Any) -> Any:
         """A step on a card, timed."""
-        import torch
-
         before = torch.cuda.memory_stats().get("num_alloc_retries", 0)
         torch.cuda.synchronize()
         start = time.perf_counter()

@@ -1,27 +1,13 @@
 """`outsize.fit`: the user's model, loss, optimizer, one batch and a budget in; a step that stays inside it out.
 
-Nothing is changed until a plan is found: the request is checked, a planner looks for the cheapest choice that fits and describes
-it, and settles it (its gradients are compared with the plain ones, a hosted step is rehearsed). There is one planner for
-training on the model's device, one for inference there, and one for a model that lives on the host; all give the same things.
+Whose step it is decides who plans it: JAX's and Keras's have rooms of their own, torch's are bound in `binding`.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from outsize.model.fitting.arguments import Request, read_request
-from outsize.model.fitting.fitted import Fitted, Renew
-from outsize.model.fitting.hosting import HostedPlanner
-from outsize.model.fitting.inference import InferencePlanner
-from outsize.model.fitting.plan_in_use import PlanInUse, Planned
-from outsize.model.fitting.planner import Planner, Settled
-from outsize.model.fitting.ranks.fit import fit_ranked
-from outsize.model.fitting.ranks.spread import find_spread
-from outsize.model.fitting.training import TrainingPlanner
-from outsize.model.fitting.user_errors import warning_once
 from outsize.model.frameworks import adapter_of
 from outsize.model.torch_port.parts import require_torch
 
@@ -65,43 +51,14 @@ def fit(
     the host's; what that does not hold goes to a file in the scratch folder. `weights`: the model is on the meta device, and
     its weights are read from this file for inference.
     """
+    asked: dict[str, Any] = {
+        "budget": budget, "device": device, "host": host, "weights": weights, "allow": allow, "own_step": own_step, "clip": clip,
+        "scaler": scaler, "without": without, "batch_axis": batch_axis, "dry_run": dry_run,
+    }  # fmt: skip
     other = adapter_of(model, loss, optimizer, batch)
     if other is not None:
-        return other.fit(
-            model, loss, optimizer, batch, budget=budget, device=device, host=host, weights=weights, allow=allow,
-            own_step=own_step, clip=clip, scaler=scaler, without=without, batch_axis=batch_axis, dry_run=dry_run,
-        )  # fmt: skip
+        return other.fit(model, loss, optimizer, batch, **asked)
     require_torch("outsize.fit")
-    spread = find_spread(model)
-    if spread is not None:
-        with warning_once(loss):
-            return fit_ranked(
-                spread, loss, optimizer, batch, budget=budget, device=device, host=host, weights=weights, allow=allow,
-                own_step=own_step, clip=clip, scaler=scaler, without=without, batch_axis=batch_axis, dry_run=dry_run,
-            )  # fmt: skip
-    with warning_once(loss):
-        request = read_request(
-            model, loss, optimizer, batch, budget=budget, device=device, host=host, weights=weights, allow=allow,
-            own_step=own_step, clip=clip, scaler=scaler, without=without, batch_axis=batch_axis, dry_run=dry_run,
-            compile=compile,
-        )  # fmt: skip
-        planner: Planner
-        renew: Renew | None = None
-        if request.host is not None:
-            planner = HostedPlanner(request, request.host)
-        elif request.call is not None:
-            planner = InferencePlanner(request, request.call)
-        else:
-            planner = TrainingPlanner(request)
-            renew = functools.partial(_plan_anew, request)
-        plan, choice = planner.plan(request.budgets[0].bytes, batch)
-        settled = Settled(plan, choice, None) if dry_run else planner.settle(plan, choice)
-    used = PlanInUse(planner.plan, planner.reopen, settled.plan, settled.choice, settled.runner)
-    used.measured = settled.measured
-    return Fitted(used, planner.request.rows, seconds=settled.seconds, renew=renew, call=request.call)
+    from outsize.model.fitting.binding import bind
 
-
-def _plan_anew(request: Request, backwards: int) -> Planned:
-    """A plan for the step as it is now."""
-    planner = TrainingPlanner(replace(request, work=replace(request.work, backwards=backwards)))
-    return planner.plan, planner.reopen, *planner.plan(request.budgets[0].bytes, None)
+    return bind(model, loss, optimizer, batch, compile, asked)

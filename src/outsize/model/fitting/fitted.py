@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
@@ -263,8 +265,6 @@ class Fitted:
 
     def _guarded(self, run: Callable[[], Any], batch: Any) -> Any:
         """Run; after an out-of-memory failure put everything back, plan tighter, and run again."""
-        import torch
-
         torch.clear_autocast_cache()  # of another step: these copies would be there, and not in the plan
         with self._whole():
             return self._run(run, batch)
@@ -278,8 +278,6 @@ class Fitted:
         interrupts.let_go()
 
     def _run(self, run: Callable[[], Any], batch: Any) -> Any:
-        import torch
-
         while True:
             runner = self._now
             before = Snapshot(runner.work)
@@ -339,8 +337,6 @@ class Fitted:
 
     def _held(self, batch: Any) -> list[Any]:
         """The tensors that a step finds."""
-        import torch
-
         work = self._work
         weights = list(work.model.parameters())
         gradients = [weight.grad for weight in weights if weight.grad is not None] if work.backwards else []
@@ -385,8 +381,6 @@ class Fitted:
 
     def _before_own_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """The update runs here, a few parameters at a time, as it was planned; what follows finds nothing to do."""
-        import torch
-
         if self._running:
             return None
         self._close_window()  # of a step that has failed
@@ -422,8 +416,6 @@ class Fitted:
     def _look_at_world(self) -> tuple[Any, ...]:
         """What a user may change between steps and a plan depends on: `WORLD`, in this order. Gradients that were there once may
         be there again."""
-        import torch
-
         work = self._work
         lower = torch.get_autocast_dtype(work.device) if torch.is_autocast_enabled(work.device) else None
         backwards = work.backwards

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.events import told
 from outsize.core.fitting import FitPlan
@@ -33,7 +35,7 @@ from outsize.model.fitting.move.visits import HostSource
 from outsize.model.fitting.move.weight_files import FileSource
 from outsize.model.fitting.plan.describe import describe_hosted
 from outsize.model.fitting.plan.dry_run import Stage
-from outsize.model.fitting.plan.facts import HostedFacts, HostSide
+from outsize.model.fitting.plan.facts import HostedFacts
 from outsize.model.fitting.plan.host_memory import KINDS, LIBRARIES, READAHEAD, filed_bytes, host_bytes, sizes_of
 from outsize.model.fitting.plan.hosted_search import HostedSearch
 from outsize.model.fitting.plan.projection import Projection
@@ -56,9 +58,10 @@ COMPARED = 2**30
 class HostedPlanner(Planner):
     """Plans for one request, and what was learned for all of them."""
 
-    def __init__(self, request: Request, host: HostSide) -> None:
+    def __init__(self, request: Request) -> None:
         super().__init__(request)
-        self._host = host
+        assert request.host is not None
+        self._host = request.host
         self._room, self._host_room = (allowance.bytes for allowance in request.budgets)
         self._forbidden = frozenset(request.without) - {"stream"}  # a model on the host streams in any case
         """Remedies that are not used."""
@@ -70,7 +73,7 @@ class HostedPlanner(Planner):
         """Choice -> what the search that gave it knew, and its trace."""
         kind = request.device.type
         self._rates = (
-            typical_rates(kind) if request.dry_run else measure_rates(host.mover, self.work.optimizer, self._room)
+            typical_rates(kind) if request.dry_run else measure_rates(self._host.mover, self.work.optimizer, self._room)
         )
         """Measured once, while the device is empty."""
 
@@ -248,8 +251,6 @@ class HostedPlanner(Planner):
 
     def _rehearse(self, runner: HostedRunner) -> tuple[str, int | None, float | None]:
         """(what is wrong: `memory`, `outside` or a remedy's name, measured peak, seconds) of a step that changes nothing."""
-        import torch
-
         card = self.request.device.type == "cuda"
         clear_up()
         try:
@@ -300,8 +301,6 @@ class HostedPlanner(Planner):
 
     def _compare(self, runner: HostedRunner, held: int) -> str:
         """The remedy whose gradients are not the plain ones; empty where all are, or where the model is too large to see."""
-        import torch
-
         visits, choice = runner.weights.visits, runner.choice
         weights, (facts, projection) = visits.cut.weights, self._found[choice]
         if weights > COMPARED or host_bytes(facts, choice, projection) + 3 * weights > self._host_room:

@@ -11,6 +11,8 @@ import functools
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from outsize.core.errors import BudgetError
 from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
@@ -40,8 +42,10 @@ SHARE = 8
 class InferencePlanner(Planner):
     """Plans for one request: the fewest slices that fit, with weights at home where they can be."""
 
-    def __init__(self, request: Request, call: Call) -> None:
+    def __init__(self, request: Request) -> None:
         super().__init__(request)
+        call = request.call
+        assert call is not None
         forbidden = dict.fromkeys(request.without, "you forbade it")
         for axes in () if "slices" in forbidden else request.readings:
             self.work = work = replace(request.work, axes=axes)
@@ -85,8 +89,6 @@ class InferenceSearch(Search[InferenceFacts]):
 
 def _why_not_sliced(work: Work, call: Call, batch: Any) -> str:
     """Why the outputs of slices are not the output of the whole, empty where they are."""
-    import torch
-
     rows = work.axes.count(batch)
     if rows == 1:
         return "it has one sample"

@@ -13,10 +13,6 @@ from typing import Any
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.extras import need
 from outsize.core.units import format_bytes
-from outsize.model.fitting.arguments import read_request
-from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.plan.dry_run import Stage
-from outsize.model.fitting.plan.search import needed_for
 from outsize.model.fitting.user_errors import in_users_code
 
 MOST = 2**16
@@ -33,6 +29,11 @@ def batch_size(
     function that generates; None calls it with the batch.
     """
     need("torch", "outsize.batch_size")
+    from outsize.model.fitting.arguments import read_request
+    from outsize.model.fitting.choice import Choice
+    from outsize.model.fitting.plan.dry_run import Stage
+    from outsize.model.fitting.plan.search import needed_for
+
     if batch is None:
         raise InputError("give batch=, a batch of which the size is asked: its samples are grown")
     if inference and optimizer is not None:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from outsize.core.errors import BudgetError, OutsizeError
 from outsize.core.events import told
 from outsize.core.fitting import FitPlan
@@ -305,8 +307,6 @@ def _surveyed(stage: Stage) -> Projection:
 
 def is_limited(budget: int) -> bool:
     """True where torch's allocator stops at the budget or before it."""
-    import torch
-
     ask = getattr(torch.cuda, "get_per_process_memory_fraction", None)
     if ask is None:
         return False

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.model.kernels.call_events import RESULT, CallEvent
 from outsize.model.torch_port.dispatch import host_attention_takes_groups
 
@@ -21,7 +23,6 @@ NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"
 
 def fused_on_host(given: dict[str, Any]) -> bool:
     """True where torch's one fused kernel for the CPU takes a call."""
-    import torch
     from torch.backends import cuda as flags
 
     q, k, v, mask = (given[name] for name in NAMES[:4])
@@ -60,8 +61,6 @@ def host_backward_events(args: Any, results: list[Any]) -> Iterator[CallEvent]:
 
 def _per_thread(q: Any, rows: int, columns: int, more: int = 0) -> int:
     """Blocks of all threads, in the type of the sums; for narrow types also a narrow and a repacked copy."""
-    import torch
-
     size = int(rows * (min(512, columns) + more) * max(4, q.element_size()))
     return int(torch.get_num_threads()) * size * (1 if q.element_size() >= 4 else 2)
 
@@ -70,7 +69,6 @@ def choose(
     capability: tuple[int, int], q: Any, k: Any, v: Any, mask: Any, dropout: float, gqa: bool, grad: bool
 ) -> str:
     """`cudnn`, `flash`, `efficient` or `math`, by the same checks as torch."""
-    import torch
     from torch.backends import cuda as flags
 
     half = q.dtype in (torch.float16, torch.bfloat16)
@@ -102,8 +100,6 @@ def choose(
 
 def _flash_results(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
     """Output, the sums of each row, and small things."""
-    import torch
-
     nothing = torch.empty(0, dtype=torch.int32, device="meta")
     sums = torch.empty(q.shape[:3], dtype=torch.float32, device="meta")
     return torch.empty_like(q), sums, nothing, nothing, q.shape[2], k.shape[2], _seed(), _seed(), nothing
@@ -111,8 +107,6 @@ def _flash_results(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
 
 def _efficient_results(q: Any, k: Any, v: Any, mask: Any, wanted: bool, *_: Any, **__: Any) -> Any:
     """The same of the memory-efficient kernel: heads lie inside positions, sums are padded to 32 rows."""
-    import torch
-
     rows = -(-q.shape[2] // 32) * 32 if wanted else 0
     sums = torch.empty(*q.shape[:2], rows, dtype=torch.float32, device="meta")
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1]).transpose(1, 2)
@@ -120,8 +114,6 @@ def _efficient_results(q: Any, k: Any, v: Any, mask: Any, wanted: bool, *_: Any,
 
 
 def _seed() -> Any:
-    import torch
-
     return torch.empty((), dtype=torch.int64, device="meta")
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 Cell = Callable[[Any, Any, Any, Any], Any]
 """(a step's gates of the input, hidden state, weight and bias of the hidden state) -> the next hidden state."""
 
@@ -26,8 +28,6 @@ def run_cells(
     first: bool,
 ) -> Any:
     """A layer of `gru`, `rnn_tanh` or `rnn_relu`."""
-    import torch
-
     sides, each = (2 if both else 1), (4 if biases else 2)
     x = x.transpose(0, 1) if first else x
     hidden, ends = state.unbind(0), []
@@ -58,8 +58,6 @@ def _steps(cell: Cell, steps: list[Any], hidden: Any, weights: list[Any]) -> lis
 
 
 def _gru(gates: Any, hidden: Any, weight: Any, bias: Any) -> Any:
-    import torch
-
     of_input = gates.unsafe_chunk(3, 1)
     of_hidden = torch.nn.functional.linear(hidden, weight, bias).unsafe_chunk(3, 1)
     reset = of_hidden[0].add_(of_input[0]).sigmoid_()
@@ -69,14 +67,10 @@ def _gru(gates: Any, hidden: Any, weight: Any, bias: Any) -> Any:
 
 
 def _tanh(gates: Any, hidden: Any, weight: Any, bias: Any) -> Any:
-    import torch
-
     return torch.nn.functional.linear(hidden, weight, bias).add_(gates).tanh()
 
 
 def _relu(gates: Any, hidden: Any, weight: Any, bias: Any) -> Any:
-    import torch
-
     return torch.nn.functional.linear(hidden, weight, bias).add_(gates).relu()
 
 

@@ -16,6 +16,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.model.kernels.attention import host_backward_events, host_events
 from outsize.model.kernels.call_events import RESULT, CallEvent
 
@@ -66,8 +68,6 @@ def _weights_inside(x: Any, weight: Any, groups: int) -> tuple[int, int]:
 
 def _unknown(x: Any) -> bool:
     """True if oneDNN is missing or does not know the dtype: torch's own kernels then copy windows into columns."""
-    import torch
-
     return not torch.backends.mkldnn.is_available() or str(x.dtype) not in DTYPES
 
 
@@ -172,8 +172,6 @@ def _convolution_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
 
 def _partial_sums(grad: Any, weight: Any, groups: int) -> int:
     """Bytes of the sums that threads make of a weight's gradient; grouped layers also copy windows into columns."""
-    import torch
-
     threads = int(torch.get_num_threads())
     if groups == 1:
         return threads * _bytes(weight)
@@ -200,8 +198,6 @@ def _abs(args: Any, results: list[Any]) -> Iterator[CallEvent]:
 
 def _promoted(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     """An operand of another dtype than the result's is cast as a whole first; a card casts element by element."""
-    import torch
-
     pair = [value for value in args[:2] if isinstance(value, torch.Tensor)]
     if len(pair) == 2 and pair[0].dtype != pair[1].dtype:
         common = torch.result_type(*pair)
@@ -234,8 +230,6 @@ LINE = 16
 
 def takes_lstm(x: Any, state: Any, weights: Any) -> bool:
     """True where torch hands an LSTM on the CPU to oneDNN."""
-    import torch
-
     enabled = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
     plain = state[0].shape[-1] == weights[1].shape[-1]  # no projection
     return bool(enabled and plain and x.numel() and str(x.dtype) == "torch.float32")
@@ -245,8 +239,6 @@ def run_lstm(
     x: Any, state: Any, weights: Any, biases: bool, layers: int, dropout: float, train: bool, both: bool, first: bool
 ) -> Any:
     """The layer as torch runs it: one operator for each layer and direction."""
-    import torch
-
     x = (x.transpose(0, 1) if first else x).contiguous()
     hx, cx = (part.contiguous() for part in state)
     sides, each = (2 if both else 1), (4 if biases else 2)
@@ -272,8 +264,6 @@ def run_lstm(
 
 def lstm_results(func: Any, args: Any, kwargs: Any) -> Any:
     """What one layer returns, with the workspace in its true size, which torch's shape rule leaves out."""
-    import torch
-
     out = list(func(*args, **kwargs))
     time, rows, width = args[0].shape
     hidden, train = args[10], args[15]
@@ -290,8 +280,6 @@ def lstm_results(func: Any, args: Any, kwargs: Any) -> Any:
 def lstm_gradients(func: Any, args: Any, kwargs: Any) -> Any:
     """What the backward pass of one layer returns: a tensor for each bias (torch's shape rule gives one tensor
     twice)."""
-    import torch
-
     out = list(func(*args, **kwargs))
     out[4] = torch.empty_like(out[3])
     return tuple(out)

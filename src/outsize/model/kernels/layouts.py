@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 def is_last(tensor: Any) -> bool:
     """True where the channels are last in memory and that is not the plain layout as well."""
@@ -19,8 +21,6 @@ def is_last(tensor: Any) -> bool:
 
 def layout_of(tensor: Any) -> Any:
     """torch's name for the layout with the channels last, None where a tensor has too few axes."""
-    import torch
-
     return {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
 
 
@@ -37,8 +37,6 @@ def copy_bytes(tensor: Any, last: bool) -> tuple[int, ...]:
 
 
 def _laid(tensor: Any, last: bool) -> Any:
-    import torch
-
     if tensor is None or tensor.dim() < 4:
         return tensor
     layout = layout_of(tensor) if last else torch.contiguous_format

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from outsize.model.kernels.layouts import copy_bytes, is_last
 
 TILE = 64
@@ -29,8 +31,6 @@ def channels_last(tensor: Any) -> bool:
 
 def by_cudnn(x: Any, weight: Any) -> bool:
     """True where torch hands the layer to cuDNN."""
-    import torch
-
     if x.dim() < 3 or weight is None or x.dtype not in (torch.float32, torch.float16):
         return False
     return bool(weight.dtype == torch.float32)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.model.kernels.call_events import RESULT, CallEvent
 
 MiB = 2**20
@@ -28,8 +30,6 @@ STATES = 6
 
 def views(tensors: Any, dtype: Any = None) -> list[Any]:
     """Tensors of the same shapes, all in one new block."""
-    import torch
-
     flat = torch.empty(sum(t.numel() for t in tensors), dtype=dtype or tensors[0].dtype, device=tensors[0].device)
     parts = flat.split([t.numel() for t in tensors])
     return [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
@@ -40,8 +40,6 @@ def views(tensors: Any, dtype: Any = None) -> list[Any]:
 
 def _rnn(func: Any, args: Any, kwargs: Any) -> Any:
     """What the layer returns, with the block that cuDNN keeps for the backward pass in its true size."""
-    import torch
-
     out = list(func(*args, **kwargs))
     x, kind, hidden, layers, dropout, train, both = args[0], args[6], args[7], args[9], args[11], args[12], args[13]
     sides = 2 if both else 1
@@ -59,8 +57,6 @@ def _rnn(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _rnn_backward(func: Any, args: Any, kwargs: Any) -> Any:
-    import torch
-
     x, weights, hx, cx = args[0], args[1], args[4], args[5]
     return torch.empty_like(x), torch.empty_like(hx), None if cx is None else torch.empty_like(cx), views(weights)
 

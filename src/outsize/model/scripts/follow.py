@@ -24,15 +24,8 @@ from outsize.core.cards import find_card
 from outsize.core.errors import InputError, OutsizeError
 from outsize.core.footprint import Footprint
 from outsize.model.estimation import loaders, replayed_steps
-from outsize.model.estimation.estimate import (
-    DEFAULT_CARD,
-    UNEVEN,
-    Job,
-    capacity_of,
-    footprint_of,
-    label_of,
-    note_growth,
-)
+from outsize.model.estimation.estimate import DEFAULT_CARD, capacity_of, label_of
+from outsize.model.estimation.job import UNEVEN, Job, note_growth
 from outsize.model.scripts import stand_ins
 from outsize.model.scripts.follower import PHASES, Follower
 from outsize.model.scripts.outside import Outside
@@ -158,7 +151,7 @@ class Script:
                 loaded = loaders.of(self.follower.loader)
         replayed = self.job.replay(self.tracer)
         capacity = capacity_of(self.card, self.request["budget"])
-        found = footprint_of(self.job, self.tracer, replayed, self.card, capacity, loaded)
+        found = self.job.footprint(self.tracer, replayed, self.card, capacity, loaded)
         phases = replayed_steps.phases(replayed, self.tracer.ledger, self.job.label, self.follower.marks, PHASES)
         return dataclasses.replace(found, name=self.name, phases=phases)
 

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.core.units import format_bytes
 from outsize.model.torch_port.one_process import batches_in_process
 from outsize.model.torch_port.patches import wrapping_backward
@@ -109,8 +111,6 @@ class Follower:
         return PHASES[1] if self.steps == 0 else PHASES[2]
 
     def _forward(self, module: Any, args: Any) -> None:
-        import torch
-
         if self.tracer.owners.depth != 1:
             return
         trains = torch.is_grad_enabled() and module.training
@@ -171,8 +171,6 @@ class Follower:
 
     def histories(self) -> Iterator[str]:
         """What the directions of L-BFGS take when all are kept: how many are, its comparisons decide."""
-        import torch
-
         for optimizer in self._optimizers:
             if isinstance(optimizer, torch.optim.LBFGS):
                 group = optimizer.param_groups[0]
@@ -192,6 +190,4 @@ class Follower:
 
 
 def _all_optimizers() -> list[Any]:
-    import torch
-
     return [found for found in gc.get_objects() if issubclass(type(found), torch.optim.Optimizer)]

@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.patches import Row
 from outsize.model.tracing.tracer import Tracer
 
@@ -25,8 +27,6 @@ QUEUES = ("Queue", "SimpleQueue", "JoinableQueue")
 
 def rows(tracer: Tracer, failed: Callable[[BaseException], None]) -> list[Row]:
     """All of them; `failed` gets what a process raised."""
-    import torch
-
     started = _Started(tracer, failed)
     process = multiprocessing.process.BaseProcess
     found: list[Row] = [

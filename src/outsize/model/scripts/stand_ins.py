@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from outsize.model.scripts import processes
 from outsize.model.scripts.follower import Follower
 from outsize.model.torch_port.dispatch import torch_off
@@ -28,7 +30,6 @@ SAVED = "saved"
 
 def rows(tracer: Tracer, follower: Follower) -> list[Row]:
     """All of them."""
-    import torch
     from torch.utils.data import DataLoader
 
     saved = _Saved(tracer)
@@ -65,8 +66,6 @@ class _Saved:
     """Files of tensors."""
 
     def __init__(self, tracer: Tracer) -> None:
-        import torch
-
         self.tracer = tracer
         self.paths: dict[str, Any] = {}
         self.buffers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()

@@ -16,6 +16,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+import torch
+
 from outsize.core.errors import OutsizeError
 from outsize.model.torch_port.fake_cuda import answer
 from outsize.model.torch_port.parts import has_part, missing, part
@@ -147,8 +149,6 @@ _stage = types.SimpleNamespace(capturing=True)
 @contextlib.contextmanager
 def as_on_host() -> Iterator[None]:
     """Graphs are captured as if tensors without contents were on the host."""
-    import torch
-
     kind = part("_subclasses.meta_utils.MetaTensorDescriber")
     describe = kind.describe_tensor
 
@@ -302,8 +302,6 @@ def is_compilers(error: BaseException) -> bool:
 
 def failed(error: BaseException) -> CompilerFailed:
     """The same in one sentence."""
-    import torch
-
     lines = [line.strip() for line in str(error).splitlines()]
     said = next((line for line in lines if line and not line.endswith("raised:")), type(error).__name__)
     return CompilerFailed(f"torch {torch.__version__} could not compile the step on tensors without contents: {said}")
@@ -348,16 +346,12 @@ def saving(choose: Choose, share: float) -> Iterator[None]:
 
 def bytes_of(node: Any) -> int:
     """Bytes of what a node of a graph gives."""
-    import torch
-
     value = node.meta.get("val")
     return int(value.numel()) * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
 def is_tensor(node: Any) -> bool:
     """True for a node that gives one tensor."""
-    import torch
-
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
@@ -379,8 +373,6 @@ def storage_of(node: Any) -> Any:
 
 def is_random(node: Any) -> bool:
     """True for a node that draws random numbers; attention without dropout draws none."""
-    import torch
-
     tags = getattr(node.target, "tags", ())
     if torch.Tag.nondeterministic_seeded not in tags:
         return False

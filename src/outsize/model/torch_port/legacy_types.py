@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.patches import Row
 
 DTYPES = {
@@ -23,13 +25,9 @@ class LegacyType(type):
     kind: str
 
     def __instancecheck__(cls, value: Any) -> bool:
-        import torch
-
         return isinstance(value, torch.Tensor) and value.dtype == cls.dtype and value.device.type == cls.kind
 
     def __call__(cls, *args: Any, device: Any = None) -> Any:
-        import torch
-
         if all(isinstance(arg, int) for arg in args):
             return torch.empty(args or (0,), dtype=cls.dtype, device=cls.kind)
         if isinstance(args[0], torch.Size):
@@ -39,8 +37,6 @@ class LegacyType(type):
 
 def legacy_rows() -> list[Row]:
     """The classes for the host and for a card."""
-    import torch
-
     rows: list[Row] = []
     for owner, kind in ((torch, "cpu"), (torch.cuda, "cuda")):
         for name, dtype in DTYPES.items():

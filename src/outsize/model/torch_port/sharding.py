@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.dispatch import torch_off
 from outsize.model.torch_port.parts import attribute, has_part, part
 from outsize.model.torch_port.patches import replaced
@@ -95,8 +97,6 @@ def device_of_shards(model: Any) -> Any:
 def make_shard(shard: Any, make: Callable[[tuple[int, ...], Any, bool], Any]) -> Any:
     """A parameter without contents for a shard. `make(shape, dtype, on_host)` gives a tensor of that kind; FSDP2's own record
     is changed, which `swapped_shards` puts back."""
-    import torch
-
     real = shard.sharded_param
     flat = make(tuple(attribute(shard, "_sharded_param_data").shape), real.dtype, bool(shard.offload_to_cpu))
     padded = flat.view(tuple(shard.padded_sharded_param_size))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from outsize.model.kernels.attention import NAMES, choose, fused_on_host
 from outsize.model.torch_port.dispatch import aten_operator
 from outsize.model.tracing.trace import Trace
@@ -20,8 +22,6 @@ DEFAULTS: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": Fa
 
 def attend(tracer: Trace, func: Any, call: Any) -> Any:
     """The attention of one call, through the kernel that the card would choose."""
-    import torch
-
     args, kwargs = call
     given = {**DEFAULTS, **dict(zip(NAMES, args, strict=False)), **kwargs}
     q = given["query"]
@@ -39,7 +39,6 @@ def attend(tracer: Trace, func: Any, call: Any) -> Any:
 
 def attention_for(tracer: Trace) -> Callable[..., Any]:
     """Attention in a graph that is being compiled."""
-    import torch
 
     def attention(*args: Any, **kwargs: Any) -> Any:
         return attend(tracer, torch.nn.functional.scaled_dot_product_attention, (args, kwargs))
@@ -48,8 +47,6 @@ def attention_for(tracer: Trace) -> Callable[..., Any]:
 
 
 def _on_host(given: dict[str, Any]) -> Any:
-    import torch
-
     q, k, v, mask = (given[name] for name in NAMES[:4])
     if mask is not None and mask.dtype == torch.bool:
         mask = _additive(mask, q)
@@ -58,8 +55,6 @@ def _on_host(given: dict[str, Any]) -> Any:
 
 
 def _dispatch(tracer: Trace, given: dict[str, Any]) -> Any:
-    import torch
-
     q, k, v, mask = (given[name] for name in NAMES[:4])
     dropout, causal, scale = float(given["dropout_p"]), bool(given["is_causal"]), given["scale"]
     grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, mask))
@@ -94,16 +89,12 @@ def _dispatch(tracer: Trace, given: dict[str, Any]) -> Any:
 
 def _additive(mask: Any, like: Any) -> Any:
     """A boolean mask as the numbers that are added: what torch makes of it before any fused kernel."""
-    import torch
-
     new = torch.empty_like(mask, dtype=like.dtype)
     return new.fill_(0.0).masked_fill_(mask.logical_not(), float("-inf"))
 
 
 def _aligned(mask: Any) -> Any:
     """The mask with its last axis laid out in multiples of 8, as the memory-efficient kernel wants it."""
-    import torch
-
     if mask.stride(-1) == 1 and not any(step % ALIGNMENT for step in mask.stride()[:-1]):
         return mask
     last = mask.shape[-1]

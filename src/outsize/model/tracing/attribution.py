@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.dispatch import in_backward, next_node, parts_of, running_node
 from outsize.model.tracing.ledger import Held, Ledger
 
@@ -43,7 +45,6 @@ class Owners:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Follow modules and optimizers while the block runs."""
-        import torch
         from torch.nn.modules import module
         from torch.optim import optimizer
 
@@ -143,8 +144,6 @@ class Owners:
 
     def inputs(self, args: Any) -> None:
         """Name what modules and optimizers among the step's arguments hold."""
-        import torch
-
         for value in args:
             if isinstance(value, torch.nn.Module):
                 self._adopt(value)
@@ -179,8 +178,6 @@ class Owners:
                 self._name(buffer, "buffers")
 
     def _name(self, value: Any, kind: str) -> None:
-        import torch
-
         if isinstance(value, torch.Tensor) and not torch.nn.parameter.is_lazy(value):
             for one in parts_of(value):
                 held = self.ledger.of(one)

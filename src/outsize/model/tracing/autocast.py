@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.dispatch import arguments_of, registered_for, replacing_kernels, with_key, without_key
 from outsize.model.torch_port.objects import is_view
 from outsize.model.torch_port.patches import on_autocast_end
@@ -82,8 +84,6 @@ class Autocast:
 
     def lower(self, value: Any) -> Any:
         """A tensor in the lower precision, for rules that live above the dispatcher."""
-        import torch
-
         return self._cast(value, torch.get_autocast_dtype(self.kind))
 
     def _kernel(self, op: Any, name: str) -> Callable[..., Any]:
@@ -111,25 +111,17 @@ class Autocast:
         return self._float_all
 
     def _lower_all(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        import torch
-
         return self._cast_all(args, kwargs, torch.get_autocast_dtype(self.kind))
 
     def _float_all(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        import torch
-
         return self._cast_all(args, kwargs, torch.float32)
 
     def _widest(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        import torch
-
         dtypes = {item.dtype for item in _leaves(args) + _leaves(kwargs) if self._eligible(item)}
         wide = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype(self.kind)
         return self._cast_all(args, kwargs, wide)
 
     def _set_result(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        import torch
-
         position = next(i for i, argument in enumerate(arguments_of(op)) if argument.name == "dtype")
         given = args[position] if len(args) > position else kwargs.get("dtype")
         if given is not None or not self._eligible(args[0]):
@@ -148,16 +140,12 @@ class Autocast:
         return self._cast(value, dtype)
 
     def _eligible(self, value: Any) -> bool:
-        import torch
-
         if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point or value.dtype == torch.float64:
             return False
         return self._there(value)
 
     def _cast(self, value: Any, dtype: Any) -> Any:
         """As `cached_cast`: a leaf weight is cast once and kept until the outermost autocast block ends."""
-        import torch
-
         if not self._eligible(value) or value.dtype == dtype:
             return value
         keep = (

@@ -14,6 +14,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import torch
+
 from outsize.model.torch_port.compiler import (
     backend_of,
     compiled_call,
@@ -74,8 +76,6 @@ class Copies(dict[int, Any]):
 @contextlib.contextmanager
 def copying(tracer: Tracer, label: str, moved: bool = True) -> Iterator[None]:
     """While the block runs, a deep copy of a tensor is one without contents, on `label`; on the host if it is not `moved`."""
-    import torch
-
     bases: dict[int, Any] = {}
 
     def empty_copy(value: Any, memo: dict[int, Any]) -> Any:
@@ -110,8 +110,6 @@ def copying(tracer: Tracer, label: str, moved: bool = True) -> Iterator[None]:
 
 def _wrapped(value: Any, make: Callable[[Any], Any]) -> Any:
     """A tensor that is made of others, such as a quantised weight of torchao, made of their copies."""
-    import torch
-
     names, more = value.__tensor_flatten__()
     held = {name: getattr(value, name) for name in names}
     inner = {name: make(one) if isinstance(one, torch.Tensor) else one for name, one in held.items()}
@@ -232,8 +230,6 @@ def _is_empty(cell: types.CellType) -> bool:
 
 
 def _kinds() -> tuple[Any, ...]:
-    import torch
-
     return (
         torch.Tensor,
         torch.nn.Module,

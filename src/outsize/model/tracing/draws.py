@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.dispatch import map_tensors, torch_off
 from outsize.model.torch_port.objects import storage_key
 from outsize.model.tracing import known_values as values
@@ -34,8 +36,6 @@ class Draws:
 
     def draw(self, operator: Operator, args: Any, kwargs: Any, out: Any, generator: Any, known: bool) -> bool:
         """Draw whole numbers; True if numbers were drawn. `known`: they are drawn on the host, from known operands."""
-        import torch
-
         tracer = self._tracer
         if out.is_floating_point() or out.numel() > values.DRAWN_ELEMENTS:
             return False
@@ -65,8 +65,6 @@ class Draws:
 
     def _given(self, kwargs: dict[str, Any], generator: Any) -> dict[str, Any]:
         """The arguments of the real call; the state of its generator is kept."""
-        import torch
-
         used = torch.default_generator if generator is None else generator
         if used not in self._states:
             self._states[used] = used.get_state()
@@ -75,6 +73,4 @@ class Draws:
 
 def _unwritten(tensor: Any) -> Any:
     """A real tensor with the same layout."""
-    import torch
-
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)

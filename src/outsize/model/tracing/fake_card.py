@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.core.errors import OutsizeError
 from outsize.model.torch_port.dispatch import leaves_of, parse_to, torch_off
 from outsize.model.torch_port.fake_cuda import card_rows
@@ -34,8 +36,6 @@ GETTERS = ("device", "is_cuda", "is_cpu", "is_meta")
 
 def label_for(tracer: Trace, device: Any) -> str:
     """`0`, `"cuda:0"` -> `"cuda:0"`, `"cuda"` -> the card on which the step runs; anything else by its type."""
-    import torch
-
     if isinstance(device, int):
         return f"cuda:{device}"
     found = torch.device(device)
@@ -46,7 +46,6 @@ def label_for(tracer: Trace, device: Any) -> str:
 
 def make_function_mode(tracer: Trace) -> Any:
     """The mode that answers Python's calls into torch."""
-    import torch
     from torch.overrides import TorchFunctionMode
 
     tensor = torch.Tensor
@@ -82,8 +81,6 @@ def make_function_mode(tracer: Trace) -> Any:
 
 
 def _get(tracer: Trace, value: Any, name: str, func: Any) -> Any:
-    import torch
-
     label = tracer.ledger.label_of(value)
     if label is None:
         return func(value)
@@ -95,8 +92,6 @@ def _get(tracer: Trace, value: Any, name: str, func: Any) -> Any:
 
 def _to(tracer: Trace, func: Any, call: Any) -> Any:
     """`x.to(...)` in all its forms: a new label means a copy, the same label none."""
-    import torch
-
     (value, *rest), kwargs = call
     kwargs = dict(kwargs)
     copy = kwargs.pop("copy", None)
@@ -125,20 +120,14 @@ def move(tracer: Trace, value: Any, label: str | None, func: Any, kwargs: Any) -
 def _cuda(tracer: Trace, func: Any, call: Any) -> Any:
     (value, *rest), kwargs = call
     device = rest[0] if rest else kwargs.get("device")
-    import torch
-
     return move(tracer, value, tracer.card if device is None else label_for(tracer, device), torch.Tensor.to, {})
 
 
 def _cpu(tracer: Trace, func: Any, call: Any) -> Any:
-    import torch
-
     return move(tracer, call[0][0], "cpu", torch.Tensor.to, {})
 
 
 def _pin(tracer: Trace, func: Any, call: Any) -> Any:
-    import torch
-
     return move(tracer, call[0][0], "pinned", torch.Tensor.to, {})
 
 
@@ -153,8 +142,6 @@ def _get_device(tracer: Trace, func: Any, call: Any) -> Any:
 
 def _literal(tracer: Trace, func: Any, call: Any) -> Any:
     """`torch.tensor(data, device=...)`: made with its real values, because the step may depend on them, then moved."""
-    import torch
-
     args, kwargs = call
     kwargs = dict(kwargs)
     device = kwargs.pop("device", None)
@@ -172,8 +159,6 @@ def _literal(tracer: Trace, func: Any, call: Any) -> Any:
 
 def _read_out(data: Any) -> Any:
     """Nested lists with the value of each tensor of one element, as torch reads them."""
-    import torch
-
     if isinstance(data, list | tuple):
         return [_read_out(value) for value in data]
     return data.item() if isinstance(data, torch.Tensor) and data.numel() == 1 else data
@@ -190,8 +175,6 @@ def _linear(tracer: Trace, func: Any, call: Any) -> Any:
 
 def _group_norm(tracer: Trace, func: Any, call: Any) -> Any:
     """On the host channels that lie side by side stay so; torch's rule for tensors without contents copies them."""
-    import torch
-
     names = ("input", "num_groups", "weight", "bias", "eps")
     given = {"weight": None, "bias": None, "eps": 1e-5, **dict(zip(names, call[0], strict=False)), **call[1]}
     x = given["input"]
@@ -209,8 +192,6 @@ def _group_norm(tracer: Trace, func: Any, call: Any) -> Any:
 
 
 def _new_tensor(tracer: Trace, func: Any, call: Any) -> Any:
-    import torch
-
     (value, data, *_), kwargs = call
     label = kwargs.get("device") or tracer.ledger.label_of(value) or "cpu"
     made = torch.tensor(data, dtype=kwargs.get("dtype") or value.dtype)
@@ -219,8 +200,6 @@ def _new_tensor(tracer: Trace, func: Any, call: Any) -> Any:
 
 def _type(tracer: Trace, func: Any, call: Any) -> Any:
     """`x.type()` and `x.type(torch.cuda.FloatTensor)`."""
-    import torch
-
     (value, *rest), kwargs = call
     wanted = rest[0] if rest else kwargs.get("dtype")
     if isinstance(wanted, str):
@@ -267,8 +246,6 @@ def _repr(tracer: Trace, func: Any, call: Any) -> Any:
 
 def _deepcopy(tracer: Trace, func: Any, call: Any) -> Any:
     """A copy of a tensor; torch's own would look into storages that hold nothing."""
-    import torch
-
     (value, memo), _ = call
     if id(value) not in memo:
         copy = value.detach().clone()
@@ -283,8 +260,6 @@ def _deepcopy(tracer: Trace, func: Any, call: Any) -> Any:
 @contextlib.contextmanager
 def pretend(tracer: Trace, capability: tuple[int, int], total: int) -> Iterator[None]:
     """`torch.cuda` answers as if the card were there, and does nothing."""
-    import torch
-
     on_card = tracer.device != "cpu"
     rows = card_rows(int(tracer.card[5:]), capability, total, accelerator=on_card, there=on_card or not tracer.alone)
     rows += [(torch.nn.RNNBase, "flatten_parameters", flatten(tracer)), (torch, "compile", tracer.compile)]

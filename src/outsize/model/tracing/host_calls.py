@@ -12,6 +12,8 @@ import contextlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import torch
+
 from outsize.core.units import MiB
 from outsize.model.kernels import cpu
 from outsize.model.kernels.call_events import RESULT, CallEvent
@@ -98,8 +100,6 @@ def follow(
 def _seen(
     operator: Operator, args: Any, kwargs: dict[str, Any], out: Any, results: list[Any], tensors: list[Any]
 ) -> Call | None:
-    import torch
-
     key: list[Any] = [id(operator.func), torch.get_num_threads()]
     if not operator.name.startswith("aten.") or any(word in operator.name for word in UNSAFE):
         return None
@@ -123,8 +123,6 @@ def _is_plain(tensors: list[Any]) -> bool:
 
 def _measure(func: Any, args: Any, kwargs: dict[str, Any], results: list[Any]) -> Call | None:
     """What one real call on zeros does; None where it fails, or where it gives something else."""
-    import torch
-
     with torch_off(), contextlib.ExitStack() as stack:
         try:
             here, named = map_tensors(_zeros, (args, kwargs))
@@ -182,8 +180,6 @@ def _lay_out(tensor: Any, strides: tuple[int, ...]) -> None:
 
 def _zeros(tensor: Any) -> Any:
     """A real tensor of zeros with the same layout."""
-    import torch
-
     numbers = torch.zeros(_extent(tensor) // tensor.element_size(), dtype=tensor.dtype)
     made = numbers.as_strided(tensor.shape, tensor.stride())
     return made.conj() if tensor.is_conj() else made
@@ -199,7 +195,5 @@ def _extent(tensor: Any) -> int:
 
 def _extra(tensor: Any) -> int:
     """Bytes of a contiguous copy; 0 for a tensor that is in order, its channels first or last."""
-    import torch
-
     last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     return 0 if last or tensor.is_contiguous() else int(tensor.numel()) * int(tensor.element_size())

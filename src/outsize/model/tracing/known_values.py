@@ -12,6 +12,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.dispatch import has_modes, map_tensors, no_functions, no_modes, tensors_in, torch_off
 from outsize.model.torch_port.objects import storage_key
 from outsize.model.tracing.trace import Trace
@@ -44,8 +46,6 @@ DRAWN = ("rand", "uniform", "normal", "bernoulli")
 
 def shadow(tracer: Trace, tensor: Any) -> Any:
     """The tensor with its real contents, or None where they are not known."""
-    import torch
-
     with no_functions():
         if tensor.device.type == "cpu":
             return tensor.detach()
@@ -69,8 +69,6 @@ def on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def replace_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
     """The same lists and tuples with each tensor changed."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, list | tuple):
@@ -94,8 +92,6 @@ def unseen() -> Any:
 
 def item(tracer: Trace, tensor: Any) -> Any:
     """A Python number for a one-element tensor: the real one if known, else a likely one and a note."""
-    import torch
-
     known = shadow(tracer, tensor)
     if known is not None:
         tracer.chance |= storage_key(tensor) in tracer.ledger.drawn
@@ -113,8 +109,6 @@ def item(tracer: Trace, tensor: Any) -> Any:
 
 def real(tracer: Trace, tensor: Any, what: str) -> Any:
     """A real tensor of the same shape: its contents if known, else zeros and a note."""
-    import torch
-
     known = shadow(tracer, tensor)
     if known is not None:
         tracer.chance |= storage_key(tensor) in tracer.ledger.drawn
@@ -130,8 +124,6 @@ def real(tracer: Trace, tensor: Any, what: str) -> Any:
 
 def run_on_zeros(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """Results without contents of an operator that has no shape rule, by running it on zeros; None where that is not possible."""
-    import torch
-
     if sum(t.numel() for t in tensors_in((args, kwargs))) > ZERO_ELEMENTS:
         return None
     with torch_off():
@@ -146,8 +138,6 @@ def run_on_zeros(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _nonzero(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    import torch
-
     tracer.note_value("the number of non-zero elements, taken as all of them", tracer.ledger.of(args[0]))
     count = args[0].numel()
     if count <= tracer.keep:  # then it is known where they are: modules are looked up by it
@@ -156,16 +146,12 @@ def _nonzero(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _masked_select(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    import torch
-
     tracer.note_value("the elements that a mask selects, taken as all of them", tracer.ledger.of(args[0]))
     shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
     return torch.empty(shape.numel(), dtype=args[0].dtype, device="meta")
 
 
 def _unique(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    import torch
-
     tracer.note_value("the number of distinct values, taken as all", tracer.ledger.of(args[0]))
     count = args[0].numel()
     index = torch.empty(args[0].shape, dtype=torch.int64, device="meta")
@@ -177,8 +163,6 @@ def _unique(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _repeat(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    import torch
-
     size = kwargs.get("output_size")
     if size is None:
         tracer.note_value(
@@ -188,8 +172,6 @@ def _repeat(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _bincount(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
-    import torch
-
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
     bins = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     if not bins:
@@ -201,8 +183,6 @@ def _bincount(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _index(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """Indexing by a mask is indexing by where it is true: as many as it has elements at most."""
-    import torch
-
     indices: list[Any] = []
     for index in args[1]:
         if index is None or index.dtype not in (torch.bool, torch.uint8):

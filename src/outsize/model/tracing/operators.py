@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.dispatch import arguments_of, has_kernel, is_mutable
 from outsize.model.torch_port.flops import flop_rule
 from outsize.model.tracing.known_values import UNWRITTEN
@@ -32,8 +34,6 @@ class Operator:
     )
 
     def __init__(self, func: Any) -> None:
-        import torch
-
         self.func = func  # held, so that no other gets its number
         self.name = str(func)
         self.base = self.name.split(".")[1]
@@ -53,8 +53,6 @@ class Operator:
         """True for torch's own that make new tensors or write into their first arguments, and change no shape."""
 
     def _by_shapes(self, func: Any) -> bool:
-        import torch
-
         looks = {torch.Tag.inplace_view, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(
             func.tags
         )

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.dispatch import torch_off
 from outsize.model.tracing import known_values as values
 from outsize.model.tracing.trace import Trace
@@ -17,8 +19,6 @@ from outsize.model.tracing.trace import Trace
 
 def pack(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """(packed data, how many sequences go on at each step)."""
-    import torch
-
     data, lengths, batch_first = args
     known = values.shadow(tracer, lengths)
     steps, count = (data.shape[1], data.shape[0]) if batch_first else (data.shape[0], data.shape[1])
@@ -35,8 +35,6 @@ def pack(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 def pack_backward(func: Any, args: Any, kwargs: Any) -> Any:
     """The gradient of what was packed."""
-    import torch
-
     grad, shape, _, batch_first = args
     size = list(shape)
     if batch_first:
@@ -47,7 +45,6 @@ def pack_backward(func: Any, args: Any, kwargs: Any) -> Any:
 
 def padded(tracer: Trace) -> Callable[..., Any]:
     """What stands for `_pad_packed_sequence` while the trace runs."""
-    import torch
 
     def pad(data: Any, batch_sizes: Any, batch_first: bool, padding: Any, total: int) -> Any:
         sizes = sizes_of(tracer, batch_sizes)
@@ -69,8 +66,6 @@ def padded(tracer: Trace) -> Callable[..., Any]:
 
 def contents(tracer: Trace, batch_sizes: Any) -> Any:
     """A real tensor with how many sequences go on at each step."""
-    import torch
-
     known = values.shadow(tracer, batch_sizes)
     return torch.ones(batch_sizes.shape, dtype=torch.int64) if known is None else known
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from outsize.model.kernels import cpu as onednn
 from outsize.model.kernels.cells import run_cells
 from outsize.model.kernels.recurrent import views
@@ -33,8 +35,6 @@ def replacements(tracer: Trace) -> list[tuple[str, Callable[..., Any]]]:
 
 
 def _layer(name: str, kind: int, tracer: Trace) -> Callable[..., Any]:
-    import torch
-
     base, overload = name.split(".")
     op = getattr(getattr(torch.ops.aten, base), overload)
 
@@ -89,7 +89,6 @@ def _layer(name: str, kind: int, tracer: Trace) -> Callable[..., Any]:
 
 def _in_one_block(weights: list[Any], dtype: Any) -> list[Any]:
     """Copies of the weights in another precision, side by side in one block; each gradient is cast back on its own."""
-    import torch
 
     class Side(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
@@ -108,7 +107,6 @@ def _in_one_block(weights: list[Any], dtype: Any) -> list[Any]:
 
 def flatten(tracer: Trace) -> Callable[[Any], None]:
     """Stands for `RNNBase.flatten_parameters`: on the card, the weights of a layer go into one block."""
-    import torch
 
     def flatten_parameters(layer: Any) -> None:
         weights = [w for w in flat_weights(layer) or () if isinstance(w, torch.Tensor)]
@@ -124,8 +122,6 @@ def flatten(tracer: Trace) -> Callable[[Any], None]:
 
 
 def _gru_cell(tracer: Trace) -> Callable[..., Any]:
-    import torch
-
     aten = torch.ops.aten
 
     def cell(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
@@ -137,8 +133,6 @@ def _gru_cell(tracer: Trace) -> Callable[..., Any]:
 
 
 def _lstm_cell(tracer: Trace) -> Callable[..., Any]:
-    import torch
-
     aten = torch.ops.aten
 
     def cell(x: Any, state: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.dispatch import has_modes, key_bits, keys_of, tensors_in
 from outsize.model.torch_port.objects import key_of, storage_key
 from outsize.model.tracing.operators import Operator
@@ -27,8 +29,6 @@ class Shapes:
 
     def run(self, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
         """What the operator gives."""
-        import torch
-
         func = operator.func
         if not operator.by_shapes or has_modes():  # somebody else looks on
             return func(*args, **kwargs)
@@ -54,8 +54,6 @@ class Shapes:
 
 def describe(values: Any, key: list[Any]) -> bool:
     """Append everything that a shape rule may look at; False if that is not known."""
-    import torch
-
     for value in values:
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
@@ -74,8 +72,6 @@ def describe(values: Any, key: list[Any]) -> bool:
 
 def _learn(operator: Operator, args: Any, out: Any) -> tuple[int, Any]:
     """What to remember of an answer."""
-    import torch
-
     if operator.mutable:
         if out is None:
             return _NOTHING, None
@@ -106,6 +102,4 @@ def _new(tensor: Any, taken: set[int]) -> Any:
 
 
 def _make(what: tuple[Any, Any, Any]) -> Any:
-    import torch
-
     return torch.empty_strided(what[0], what[1], dtype=what[2], device="meta")

@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.model.kernels import cpu as onednn
 from outsize.model.kernels import recurrent
 from outsize.model.torch_port.dispatch import below_autograd, fused_rms_norm, replacing_kernels
@@ -50,8 +52,6 @@ def installed(tracer: Trace) -> Iterator[dict[str, Callable[..., Any]]]:
 
 
 def _dropout(on_card: OnCard) -> Callable[..., Any]:
-    import torch
-
     def dropout(x: Any, p: float, train: bool) -> Any:
         if p == 0 or not train or not x.numel():
             return x
@@ -66,8 +66,6 @@ def _dropout(on_card: OnCard) -> Callable[..., Any]:
 
 
 def _below_autograd(name: str) -> Callable[..., Any]:
-    import torch
-
     op = getattr(torch.ops.aten, name.split(".")[1]).default
 
     def whole(*args: Any, **kwargs: Any) -> Any:
@@ -79,8 +77,6 @@ def _below_autograd(name: str) -> Callable[..., Any]:
 
 def _grouped_mm(func: Any, args: Any, kwargs: Any) -> Any:
     """Products of groups of rows, or of groups of columns: torch's own shape rule takes bfloat16 only."""
-    import torch
-
     a, b = args[:2]
     offsets = args[2] if len(args) > 2 else kwargs.get("offs")
     groups = 0 if offsets is None else offsets.shape[0]
@@ -95,8 +91,6 @@ def _grouped_mm(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _batch_norm_backward(func: Any, args: Any, kwargs: Any) -> Any:
     """Only the gradients that are asked for, the input's laid out as the input."""
-    import torch
-
     x, weight, wanted = args[1], args[2], args[9]
     sums = [torch.empty_like(weight) if want and weight is not None else None for want in wanted[1:]]
     return (torch.empty_like(x) if wanted[0] else None, *sums)
@@ -108,8 +102,6 @@ def _in_place(func: Any, args: Any, kwargs: Any) -> None:
 
 def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
     """Losses that are computed per element and then reduced into the same tensor, whose memory does not shrink."""
-    import torch
-
     out = func(*args, **kwargs)
     if out.dim():
         return out
@@ -122,8 +114,6 @@ def _ctc(func: Any, args: Any, kwargs: Any) -> Any:
 
     Lengths in a tensor are taken as the longest that there is room for; targets in one row are taken as equally long.
     """
-    import torch
-
     scores, targets, lengths = args[0], args[1], args[3]
     samples = scores.shape[1] if scores.dim() == 3 else 1
     if not isinstance(lengths, torch.Tensor):
@@ -136,8 +126,6 @@ def _ctc(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _ctc_backward(func: Any, args: Any, kwargs: Any) -> Any:
     """The gradient of the scores."""
-    import torch
-
     return torch.empty_like(args[1], memory_format=torch.contiguous_format)
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.dispatch import below_autograd
 
 
 def replacement(on_card: Callable[[Any], bool], fused: tuple[Any, Any]) -> Callable[..., Any]:
     """What is called for `aten::rms_norm` while a trace runs; `fused` are the kernel and that of its gradient."""
-    import torch
-
     kernel, gradient = fused
 
     class Fused(torch.autograd.Function):  # type: ignore[misc]
@@ -45,8 +45,6 @@ def replacement(on_card: Callable[[Any], bool], fused: tuple[Any, Any]) -> Calla
 
 
 def _takes(x: Any, weight: Any) -> bool:
-    import torch
-
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     across = x.dim() in formats and not x.is_contiguous() and x.is_contiguous(memory_format=formats[x.dim()])
     return not x.is_complex() and not across and (weight is None or weight.dtype == x.dtype)
@@ -54,8 +52,6 @@ def _takes(x: Any, weight: Any) -> bool:
 
 def results(func: Any, args: Any, kwargs: Any) -> Any:
     """The result, and a number of float32 for each row."""
-    import torch
-
     x, shape = args[:2]
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     rows = [*x.shape[: x.dim() - len(shape)], *[1] * len(shape)]
@@ -64,8 +60,6 @@ def results(func: Any, args: Any, kwargs: Any) -> Any:
 
 def gradients(func: Any, args: Any, kwargs: Any) -> Any:
     """Of the input, and of the weight."""
-    import torch
-
     x, weight, wanted = args[1], args[4], args[5]
     made = torch.empty_like(weight) if weight is not None and wanted[1] else None
     return torch.empty_like(x, memory_format=torch.contiguous_format) if wanted[0] else None, made

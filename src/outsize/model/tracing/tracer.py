@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.core.errors import InputError
 from outsize.model.compiled.follow import Follower
 from outsize.model.kernels import attention
@@ -114,8 +116,6 @@ class Tracer:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Tracing is on while the block runs."""
-        import torch
-
         tracer = self
 
         class Mode(dispatch_mode()):  # type: ignore[misc]
@@ -229,8 +229,6 @@ class Tracer:
 
     def adopt(self, tensor: Any) -> Any:
         """The meta tensor that stands for a real tensor from outside; any other tensor unchanged."""
-        import torch
-
         if tensor.device.type == "meta":
             if self.ledger.of(tensor) is None:
                 self.ledger.add(tensor, self._placing or self.device, "given")
@@ -253,8 +251,6 @@ class Tracer:
 
     def take_over(self, tensor: Any) -> Any:
         """The meta tensor for a real one that was just made and that nobody else has; its contents stay known."""
-        import torch
-
         with values.unseen(), no_functions():
             storage = tensor.untyped_storage()
             base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
@@ -283,8 +279,6 @@ class Tracer:
 
     def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """One operator: run it on shapes, write down what it allocates."""
-        import torch
-
         operator = look_up(func)
         if operator.decomposes:
             with self._mode():
@@ -351,8 +345,6 @@ class Tracer:
         Autograd adds two gradients in place if nothing else refers to the first, and fills fresh zeros in place. While
         a Python mode is active it does neither, because the mode refers to every tensor.
         """
-        import torch
-
         if name == "aten.add.Tensor" and not isinstance(args[1], torch.Tensor):
             return False
         if name == "aten.add.Tensor" and self.in_linear and args[1].dim() == 1:
@@ -398,8 +390,6 @@ class Tracer:
         return self._placing or "cpu"
 
     def _compute(self, operator: Operator, args: Any, kwargs: Any, flat: list[Any], label: str) -> Any:
-        import torch
-
         func, name = operator.func, operator.name
         generator = kwargs.get("generator")
         if "generator" in kwargs:  # a host generator does not go with the meta device, and some operators want the word
@@ -438,8 +428,6 @@ class Tracer:
         return out
 
     def known_like(self, real: Any, label: str) -> Any:
-        import torch
-
         stand_in = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         self.ledger.add(stand_in, label, "values")
         if real.numel() <= self.keep:
@@ -478,8 +466,6 @@ class Tracer:
 
     def _is_followed(self, operator: Operator, flat: list[Any], out: Any) -> bool:
         """True where all operands are small and known; of what is made from none, where it is small and on the host."""
-        import torch
-
         if not flat:
             small = isinstance(out, torch.Tensor) and out.numel() <= self.keep
             return small and (self._placing in (None, "cpu") or operator.base in values.PLAIN)

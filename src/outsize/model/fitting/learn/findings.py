@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import torch
+
 from outsize.core.errors import OutOfMemory, OutsizeError
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
@@ -91,8 +93,6 @@ class Findings(Noun):
 @contextlib.contextmanager
 def preserved(model: Any, sources: tuple[Any, ...] = ()) -> Iterator[None]:
     """Random state, buffers and gradients as they were, whatever the block does; `sources`: further generators."""
-    import torch
-
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in gradients:
@@ -112,7 +112,6 @@ def preserved(model: Any, sources: tuple[Any, ...] = ()) -> Iterator[None]:
 @contextlib.contextmanager
 def calm() -> Iterator[None]:
     """Random operators give one constant, so that slices can be compared with the whole."""
-    import torch
 
     class Mode(dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -139,8 +138,6 @@ def calm() -> Iterator[None]:
 
 def _still(name: str, given: dict[str, Any], out: Any) -> Any:
     """A draw that is the same for every sample, and is one of those that could have come."""
-    import torch
-
     if name.startswith("randperm"):
         return out.copy_(torch.arange(len(out), device=out.device))
     if name.startswith("bernoulli"):
@@ -202,8 +199,6 @@ def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
 
 def _record(work: Work, part: Any) -> Recorder:
     """Forward and backward pass of the samples, of as many as there is room for, or a forward pass of one."""
-    import torch
-
     rows = work.axes.count(part)
     for few, train in (*((n, True) for n in range(rows, 0, -1)), (1, False)):
         recorder = Recorder()
@@ -242,8 +237,6 @@ def dropping(model: Any) -> Iterator[None]:
 
 def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
     """The last linear layer, where a trial shows that a cross entropy takes its logits and nothing else does."""
-    import torch
-
     name = find_head(work.model, ran)
     if name is None:
         return ()
@@ -261,8 +254,6 @@ def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
 
 def _written(before: dict[Any, dict[str, Any]]) -> dict[Any, tuple[str, ...]]:
     """Buffers that have changed, and averages of BatchNorms that did not run: a few samples need not go everywhere."""
-    import torch
-
     found = {}
     for module, buffers in before.items():
         names = tuple(
@@ -278,8 +269,6 @@ def _written(before: dict[Any, dict[str, Any]]) -> dict[Any, tuple[str, ...]]:
 
 def _find_counting(work: Work, part: Any, few: int, written: Written) -> str:
     """A module whose buffers (running averages, power iterations) slices leave otherwise than the whole; empty: none."""
-    import torch
-
     if not written:
         return ""
     names: dict[Any, str] = {module: name for name, module in work.model.named_modules()}
@@ -307,8 +296,6 @@ def _find_rule(work: Work, part: Any, few: int, written: Written) -> tuple[Norma
 
 def _find_loss_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]:
     """The rule under which the losses of two slices give the loss of all, or None and why."""
-    import torch
-
     modules = [(name, module) for name, module in work.model.named_modules() if isinstance(module, batch_norm())]
     norms = [name for name, module in modules if module.training or module.running_mean is None]
     if norms:
@@ -355,8 +342,6 @@ def _with_all_labels(
     work: Work, rule: Normaliser, labels: list[Normaliser], part: Any, few: int
 ) -> tuple[Normaliser | None, str]:
     """The rule of a loss that is no mean over one tensor's labels, for as long as the means that it has leave out none."""
-    import torch
-
     counting = []
     with torch.no_grad(), calm():
         for one in labels:
@@ -417,8 +402,6 @@ def _holds(work: Work, rule: Normaliser, part: Any, runs: Any, tolerance: float 
 
 def _label_rules(part: Any, ignored: list[int]) -> list[Normaliser]:
     """Means over labels, for every tensor of the batch that could hold labels."""
-    import torch
-
     rules = []
     for path, tensor in batches.tensors_of(part).items():
         named = "label" in path.lower() or "target" in path.lower()

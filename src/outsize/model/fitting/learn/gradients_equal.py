@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import calm, preserved
 from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory, where_room
@@ -167,8 +169,6 @@ def _differences(work: Work, fitted: Choice, batch: Any, store: Store, at_once: 
 
 def _run_alone(work: Work, choice: Choice, batch: Any, store: Store, other: Collect | None = None) -> Collect:
     """A pass that changes nothing: results may depend on random numbers, and on buffers that are written."""
-    import torch
-
     with preserved(work.model, work.sources):
         torch.manual_seed(0)
         return collect(work, choice, batch, store, other)

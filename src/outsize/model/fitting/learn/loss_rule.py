@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from enum import Flag, auto
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.run.loss import IGNORED
 from outsize.model.torch_port.dispatch import dispatch_mode, tensors_in
 from outsize.model.torch_port.objects import base_of, is_view
@@ -112,8 +114,6 @@ def watching_means(model: Any, batch: dict[str, Any], rows: int) -> Iterator[Mea
 
 
 def _origin(value: Any, origins: Any) -> Origin:
-    import torch
-
     return origins.get(value, Origin.NOTHING) if isinstance(value, torch.Tensor) else Origin.NOTHING
 
 

@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.core.errors import InputError, OutOfMemory
 from outsize.core.units import format_bytes
 from outsize.model.fitting.move.narrow_store import NarrowStore
@@ -93,8 +95,6 @@ def _is_so(tensor: Any, *more: Any, dtype: Any = None, device: Any = None, **oth
 
 def raw(storage: Any, real: bool) -> Any:
     """The bytes of a storage as a flat tensor with a version counter of its own."""
-    import torch
-
     if not real:
         return torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
@@ -169,8 +169,6 @@ class EvictedStorage:
 
     def read(self) -> Any:
         """A copy of its bytes in host memory; it stays away."""
-        import torch
-
         flat = torch.empty(self.bytes, dtype=torch.uint8, device="cpu")
         self.store.read(self._slot, flat)
         return flat
@@ -265,8 +263,6 @@ class EvictedStorages:
 
     def may_write(self, tensor: Any, source: Any) -> bool:
         """True between steps, where autograd does not look."""
-        import torch
-
         return not self._busy and not (torch.is_grad_enabled() and (tensor.requires_grad or source.requires_grad))
 
     def overwrite(self, tensor: Any, source: Any) -> Any:
@@ -391,8 +387,6 @@ class EvictedStorages:
 
 def lay_over(storage: Any, tensor: Any) -> Any:
     """A tensor in host memory that lies on a storage as another does on its own."""
-    import torch
-
     return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
         storage, tensor.storage_offset(), tensor.shape, tensor.stride()
     )
@@ -449,8 +443,6 @@ def is_home(model: Any) -> bool:
 
 def require_home(model: Any, optimizer: Any) -> None:
     """An `InputError` where weights or state are away: an earlier fit of the same model still holds them."""
-    import torch
-
     state = () if optimizer is None else optimizer.state.values()
     values = (value for values in state for value in values.values() if isinstance(value, torch.Tensor))
     for tensor in (*model.parameters(), *values):

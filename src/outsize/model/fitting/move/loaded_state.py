@@ -11,6 +11,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
+
 from outsize.core.errors import OutOfMemory
 from outsize.core.units import format_bytes
 from outsize.model.fitting.move.evicted import EvictedStorages
@@ -61,8 +63,6 @@ class LoadingTensor:
 
 def load_elsewhere(saved: Any, evicted: EvictedStorages) -> Any:
     """The dict with tensors that arrive one by one; step counters, and what is no plain tensor, are as they were."""
-    import torch
-
     kind = type("LoadingTensor", (LoadingTensor, torch.Tensor), {"evicted": evicted})
 
     def dressed(name: Any, value: Any) -> Any:

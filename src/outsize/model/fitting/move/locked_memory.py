@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 from outsize.engine.pinned import Pinned, lock_memory
 
 
@@ -20,8 +22,6 @@ class Block:
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
         """A tensor with a storage of its own, on this memory."""
-        import torch
-
         count = math.prod(shape)
         if not count:
             return torch.empty(shape, dtype=dtype)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.move.codes import SMALL, beside_of, decode, encode, sizes_of
 from outsize.model.fitting.move.mover import Landed, NoMover
 from outsize.model.fitting.move.stores import Slot, Store
@@ -66,16 +68,12 @@ class NarrowStore(Store):
         return [] if place is None else [place] if not self.bits else [place.codes, place.scales]
 
     def _pack(self, data: Any) -> Any:
-        import torch
-
         if not self._real:
             return self._empty(data.numel())
         with torch.no_grad():
             return encode(data.view(self._dtype), self.bits, self.steps) if self.bits else data.clone()
 
     def _unpack(self, slot: Slot, into: Any) -> None:
-        import torch
-
         if not self._real:
             self._work(into.numel())
             return
@@ -91,8 +89,6 @@ class NarrowStore(Store):
 
     def _empty(self, size: int) -> Any:
         """Memory without contents, as much as the slot takes; what the work needs beside is there meanwhile."""
-        import torch
-
         if not self.bits:
             return torch.empty(size, dtype=torch.uint8, device=self._device)
         codes, scales = sizes_of(size // self._dtype.itemsize, self.bits)
@@ -104,7 +100,5 @@ class NarrowStore(Store):
 
     def _work(self, size: int) -> None:
         """Memory that packing and unpacking need for a moment."""
-        import torch
-
         if self.bits:
             torch.empty(beside_of(size // self._dtype.itemsize), dtype=torch.uint8, device=self._device)

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from outsize.engine.heap import trim_heap
 from outsize.model.fitting.move.locked_memory import Block
 from outsize.model.fitting.move.ring import aligned
@@ -133,8 +135,6 @@ class Weights(HostTensors):
             raise
 
     def _move(self, unit: Unit) -> None:
-        import torch
-
         for place in sorted(unit.places, key=lambda place: id(place.parameter) not in self.filed):
             parameter = place.parameter
             here = self.tensor(parameter, 0, tuple(parameter.shape), parameter.dtype)
@@ -162,8 +162,6 @@ class Weights(HostTensors):
 
     def close(self, home: bool = True) -> None:
         """Parameters stay where they are, in memory that is ordinary again; `home`: those in the scratch file leave it."""
-        import torch
-
         for key in self._moved & self.filed.keys() if home else ():
             parameter, stretch = self._parameters[key], self.filed[key]
             parameter.data = stretch.load().tensor(0, tuple(parameter.shape), parameter.dtype)

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
+import torch
+
 from outsize.array.store.base import ALIGNMENT, round_up
 from outsize.array.store.io.file import AlignedFile
 from outsize.core.errors import StoreError
@@ -54,8 +56,6 @@ class Stretch:
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
         """A tensor on the window."""
         import math
-
-        import torch
 
         if self._map is None:
             self._map = self._file.open_window(self)
@@ -206,8 +206,6 @@ class ScratchFile:
 
     def put(self, stretch: Stretch, parts: list[tuple[int, Any]]) -> None:
         """Write tensors of host memory at their offsets in a stretch; they are there when this returns."""
-        import torch
-
         rows = [(at, tensor.detach().contiguous().reshape(-1).view(torch.uint8)) for at, tensor in parts]
         writes = []
         for first, last in self.cut(stretch.size):

@@ -13,6 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.move.locked_memory import Block
 from outsize.model.fitting.move.mover import CardMover, Landed, Leaving, Mark, Mover, NoMover
 from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile
@@ -151,8 +153,6 @@ class DiskStore(Store):
     name = "disk"
 
     def __init__(self, folder: str) -> None:
-        import torch
-
         self._file = ScratchFile(folder)
         super().__init__(FileMover(Mover(torch.device("cpu")), self._file))
 
@@ -173,8 +173,6 @@ class HostStore(Store):
         super().__init__(CardMover(device, Leaving(size=IN_FLIGHT)))
 
     def _make(self, size: int) -> Any:
-        import torch
-
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
@@ -196,8 +194,6 @@ class StoredTensor:
 
     def fetch(self) -> Any:
         """Begin to bring the tensor back; the same one for all who ask while it lives."""
-        import torch
-
         tensor = self.fetched() if self.fetched is not None else None
         if tensor is None:
             shape, _, dtype, device, strides = self._layout
@@ -219,8 +215,6 @@ def without_gaps(tensor: Any) -> Any:
 
 
 def _bytes(flat: Any) -> Any:
-    import torch
-
     if type(flat) is not torch.Tensor:
         return torch.empty(flat.numel() * flat.element_size(), dtype=torch.uint8, device="meta")
     return flat.view(-1).view(torch.uint8)

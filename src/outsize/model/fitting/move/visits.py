@@ -12,6 +12,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.core.errors import InputError
 from outsize.model.fitting.move.mover import Mark, Mover
 from outsize.model.fitting.move.pinned_blocks import Weights
@@ -84,8 +86,6 @@ class Visits:
     """The proxies of a model and the ring they point into."""
 
     def __init__(self, model: Any, cut: Cut, source: Source, mover: Mover, room: int, order: list[str]) -> None:
-        import torch
-
         self.cut = cut
         self.mover = mover
         self.order = order
@@ -130,8 +130,6 @@ class Visits:
 
     def _blank(self, parameter: Any) -> Any:
         """Shape and device of a parameter, and nothing that can be computed with."""
-        import torch
-
         key = parameter.dtype
         if key not in self._blanks:
             nothing = float("nan") if key.is_floating_point or key.is_complex else 0
@@ -184,8 +182,6 @@ class Visits:
 
     def _buffer(self, buffer: Any) -> Any:
         """A buffer's copy on the device, made again only when the buffer has changed."""
-        import torch
-
         kept, seen, copy = self._buffers.get(id(buffer), (None, None, None))
         now = self._look_at(buffer)
         if kept is not buffer or seen != now:
@@ -243,7 +239,6 @@ class Visits:
 
     def wrap(self, unit: Unit, forward: Callable[..., Any]) -> Callable[..., Any]:
         """`forward` with the unit's weights here for as long as it runs."""
-        import torch
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self._meet(unit)
@@ -285,8 +280,6 @@ class Visits:
         self._prefetch(iter(order[at + 1 : at + 1 + AHEAD]))
 
     def _leave(self, unit: Unit) -> None:
-        import torch
-
         torch.clear_autocast_cache()  # it would keep a copy of every unit's weights in the lower precision
         lease = self._running.pop(unit.name)
         for place in (*unit.places, *unit.guests):
@@ -422,8 +415,6 @@ class Visits:
 
 def _sample(parameter: Any) -> bytes:
     """Bytes of a small parameter, of a large one those of elements all over it."""
-    import torch
-
     flat = parameter.detach().reshape(-1)
     return bytes(flat[:: max(1, flat.numel() // SAMPLED)].contiguous().view(torch.uint8).numpy())
 

@@ -17,6 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from outsize.array.store.base import ALIGNMENT, round_up
 from outsize.array.store.formats.safetensors import _NAMES, read_table
 from outsize.array.store.formats.safetensors import recognise as is_safetensors
@@ -69,7 +71,6 @@ class Files:
     def read(self, extent: Extent) -> Any:
         """A small tensor in ordinary memory."""
         import numpy as np
-        import torch
 
         room = np.empty(round_up(extent.size) + 3 * ALIGNMENT, np.uint8)
         lead = -room.ctypes.data % ALIGNMENT
@@ -333,8 +334,6 @@ class FileSource(Source):
 def without_weights() -> contextlib.AbstractContextManager[None]:
     """`with without_weights(): model = Model(config)` makes parameters without memory; buffers are real, since no file has
     those that a module computes for itself."""
-    import torch
-
     register = torch.nn.Module.register_parameter
 
     def on_meta(module: Any, name: str, parameter: Any) -> None:

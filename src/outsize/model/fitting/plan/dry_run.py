@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
+import torch
+
 from outsize.core.errors import OutsizeError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
@@ -74,8 +76,6 @@ class Outline:
     @classmethod
     def of(cls, tensor: Any, known: bool = False) -> Outline:
         """Its shape, layout and part in autograd; its contents, which may be elsewhere, only where they are `known`."""
-        import torch
-
         contents = None
         if known and tensor.numel() <= KEEP_ELEMENTS:
             once = tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]  # of what is repeated, one
@@ -97,8 +97,6 @@ class Outline:
 
     def make(self, device: str) -> Any:
         """The tensor without contents, under the mode that is on."""
-        import torch
-
         made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=device)
         if self.parameter:
             return torch.nn.Parameter(made, requires_grad=self.grad)
@@ -241,8 +239,6 @@ class Stage:
         self, watch: Watch, choice: Choice, batch: Any, call: Call | None, fakes: dict[int, Any]
     ) -> tuple[dict[str, Any], Any]:
         """The step on fakes. Out: what it shows beside storages, and what still holds some."""
-        import torch
-
         store = NoStore(0 if self.label == "cpu" else IN_FLIGHT)
         optimizer = None if self.work.optimizer is None or call else self._optimizer(fakes, self.label)
         with self._swapped(fakes) as model:
@@ -305,8 +301,6 @@ class Stage:
         self, watch: Watch, choice: Choice, batch: Any, call: Call | None, work: Work, layout: Layout, order: list[str]
     ) -> tuple[dict[str, Any], Any]:
         """One step, in which optimizer state is made: later ones find it and hold less. Out: as of the one on fakes."""
-        import torch
-
         optimizer = self._stateless_optimizer(layout)
         work = replace(work, optimizer=optimizer, scaler=None)
         cut = cut_model(work.model, choice.unit_bytes, choice.held, order)
@@ -341,8 +335,6 @@ class Stage:
 
     def layout(self) -> Layout:
         """Which state the user's optimizer keeps for each parameter, found by one step on tensors without contents."""
-        import torch
-
         if self.work.optimizer is None:
             return {}
         watch = Watch(self.label, self.work.model)
@@ -379,8 +371,6 @@ class Stage:
 
     def _shapes_of(self, state: dict[str, Any], watch: Watch) -> list[Shape]:
         """State that travels: what is as large as a parameter, and what the optimizer itself put on the device."""
-        import torch
-
         shapes: list[Shape] = []
         at = 0
         for name, value in state.items():
@@ -391,8 +381,6 @@ class Stage:
 
 
 def _state(optimizer: Any) -> list[Any]:
-    import torch
-
     if optimizer is None:
         return []
     return [value for value in state_of(optimizer) if isinstance(value, torch.Tensor) and value.dim()]
@@ -406,7 +394,6 @@ def _own(work: Work, batch: Any) -> list[Any]:
 
 def bring_state(real: Any, fake: Any, fakes: Mapping[int, Any], label: str) -> None:
     """Give an optimizer over fakes the state that the real one has; some have it from the beginning and make none later."""
-    import torch
 
     def copied(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):

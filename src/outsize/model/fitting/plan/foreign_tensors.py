@@ -11,6 +11,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from outsize.core.units import format_bytes
 from outsize.model.fitting.move.out_of_memory import clear_up
 from outsize.model.torch_port.dispatch import parts_of
@@ -40,8 +42,6 @@ NOTHING = Beside()
 
 def look_beside(device: Any, mine: Iterable[Any]) -> Beside:
     """What else is on a card now; nothing elsewhere, and where another allocator than torch's own keeps the account."""
-    import torch
-
     if device.type != "cuda" or not torch.cuda.is_available() or torch.cuda.get_allocator_backend() != "native":
         return NOTHING
     clear_workspaces()  # a step counts them as its own
@@ -86,8 +86,6 @@ def _named(mine: Iterable[Any]) -> dict[int, int]:
 def held_on(device: Any) -> int:
     """Bytes that this process's allocator holds on a card, the step's and others': what is available there leaves them out, and a
     plan counts them."""
-    import torch
-
     return int(torch.cuda.memory_reserved(device)) if device.type == "cuda" and torch.cuda.is_available() else 0
 
 

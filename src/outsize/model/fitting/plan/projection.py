@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from outsize.allocator import PhaseEvent
 from outsize.core.noun import Noun
 from outsize.model.fitting.move import evicted
@@ -176,8 +178,6 @@ class Watch(Tracer):
     owners: ModuleNames
 
     def __init__(self, label: str, model: Any) -> None:
-        import torch
-
         there = label != "cpu" and torch.cuda.is_available()
         super().__init__(label, torch.cuda.get_device_capability() if there else CAPABILITY)
         self.casting = ("cpu",) if label == "cpu" and not torch.cuda.is_available() else self.casting
@@ -233,8 +233,6 @@ class Watch(Tracer):
 
     def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """One operator, and its estimated time: what it computes or what it touches, whichever takes longer."""
-        import torch
-
         self._count_numbers(func, args)
         out = super().dispatch(func, args, kwargs)
         operator = look_up(func)
@@ -258,8 +256,6 @@ class Watch(Tracer):
 
     def _count_numbers(self, func: Any, args: Any) -> None:
         """Python numbers in the place of tensors become tensors, which autograd may keep until the backward pass has ended."""
-        import torch
-
         if self.device == "cpu" and self.marks and torch.is_grad_enabled():
             for place in _tensor_places(func):
                 if place < len(args) and isinstance(args[place], int | float):
@@ -313,8 +309,6 @@ def _tensor_places(func: Any) -> tuple[int, ...]:
 
 def _tensors(value: Any) -> Iterator[Any]:
     """Tensors in what a module gives."""
-    import torch
-
     if type(value) is torch.Tensor:
         if not is_functorch(value):  # inside torch.func: it has no storage
             yield value

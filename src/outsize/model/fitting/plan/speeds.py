@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from outsize.core.noun import Noun
 from outsize.model.fitting.learn.findings import dropping
@@ -180,16 +181,12 @@ def _share(plain: Projection, name: str) -> float:
 
 def _forward_alone(work: Work, part: Any) -> float | None:
     """Seconds of a forward pass that keeps nothing, None where even that has no room."""
-    import torch
-
     with torch.no_grad():
         return where_room(lambda: _quickest([lambda: work.loss(work.model, part)])[0])
 
 
 def _modules(work: Work, part: Any, forward: float) -> dict[str, float]:
     """Seconds of each module's forward pass, so that the whole takes `forward`: marks take time where launches fill it."""
-    import torch
-
     names = {id(module): name for name, module in work.model.named_modules()}
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     with torch.no_grad(), _watched(names) as events:
@@ -215,8 +212,6 @@ def _clocked(work: Work, part: Any) -> tuple[float, float]:
 
 def _quickest(acts: list[Callable[[], Any]]) -> list[float]:
     """Seconds of each act in the quickest of a few runs, after one that warms up: other work of the machine only adds time."""
-    import torch
-
     best: list[float] = []
     for number in range(1 + RUNS):
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(1 + len(acts))]
@@ -253,7 +248,6 @@ def try_out(runner: ResidentRunner, batch: Any) -> float | None:
 @contextlib.contextmanager
 def _watched(names: dict[int, str]) -> Iterator[dict[str, list[list[Any]]]]:
     """Marks before and after every run of every module."""
-    import torch
     from torch.nn.modules import module as hooks
 
     events: dict[str, list[list[Any]]] = {}
@@ -280,8 +274,6 @@ def _watched(names: dict[int, str]) -> Iterator[dict[str, list[list[Any]]]]:
 
 def measure_link() -> float:
     """Bytes a second from pinned host memory to the card, the slower of both ways."""
-    import torch
-
     host = torch.empty(PROBE, dtype=torch.uint8, pin_memory=True)
     card = torch.empty(PROBE, dtype=torch.uint8, device="cuda")
     slowest = 0.0
@@ -362,8 +354,6 @@ def _time_copies(work: Callable[[], None], mover: Mover) -> float:
 
 def time_optimizer(optimizer: Any, device: str, elements: int = ELEMENTS) -> float:
     """Bytes of parameters a second that a copy of the user's optimizer updates."""
-    import torch
-
     parameter = torch.nn.Parameter(torch.zeros(elements, device=device))
     parameter.grad = torch.ones_like(parameter)
     copied = copy_optimizer(optimizer, [{**optimizer.param_groups[0], "params": [parameter]}])

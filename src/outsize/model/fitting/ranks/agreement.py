@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
+
 from outsize.core.errors import OutsizeError
 from outsize.model.torch_port.ranked import group_timeout
 
@@ -31,7 +33,6 @@ class Ranks:
 
     def tell(self, numbers: Sequence[float]) -> list[list[float]]:
         """The numbers of all ranks; whole ones are exact up to 2^53."""
-        import torch
         import torch.distributed as dist
 
         mine = torch.tensor(list(numbers), dtype=torch.float64)

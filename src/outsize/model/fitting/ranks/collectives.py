@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from outsize.core.errors import OutsizeError
 from outsize.model.torch_port.dispatch import map_tensors, tensors_in
 from outsize.model.torch_port.objects import holders_of, storage_key
@@ -53,7 +55,6 @@ class Call:
 
     def answer(self) -> None:
         """Make the same call with zeros."""
-        import torch
         import torch.distributed as dist
 
         def zeros(value: Any) -> Any:

@@ -12,6 +12,8 @@ import pickle
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.events import told
 from outsize.core.fitting import FitPlan
@@ -238,8 +240,6 @@ class RankedPlanner(TrainingPlanner):
 
     def _gradients(self, choice: Choice, few: Any) -> dict[str, Any]:
         """This rank's part of every gradient."""
-        import torch
-
         model = self.work.model
         with preserved(model, self.work.sources), contextlib.closing(self.open_store()) as store:
             torch.manual_seed(0)

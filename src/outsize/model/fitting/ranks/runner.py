@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from outsize.core.errors import InputError, OutsizeError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
@@ -200,8 +202,6 @@ class ShardedUpdate(InPlace):
 
     def _clip_all(self, parameters: Iterable[Any], clip: float) -> None:
         """By the norm of all gradients on all ranks; a trace has those of this one."""
-        import torch
-
         if self.scaler is not None:
             self.scaler.unscale_(self._optimizer)
         if self._real:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any, ClassVar
 
+import torch
+
 from outsize.core.errors import InputError
 from outsize.model.fitting.ranks.collectives import Collectives, Pausing
 from outsize.model.torch_port.ranked import is_old_sharding, is_started
@@ -98,7 +100,6 @@ class Replicas(Spread):
 
     def reduce(self) -> None:
         """An empty pass through DDP, which adds zeros to the gradients and reduces them as it always does."""
-        import torch
 
         class Carry(torch.autograd.Function):  # type: ignore[misc]
             @staticmethod
@@ -194,8 +195,6 @@ class Shards(Spread):
 
 def find_spread(model: Any) -> Spread | None:
     """How a model is spread over the ranks of a run; None where it is not."""
-    import torch
-
     if not isinstance(model, torch.nn.Module) or not is_started():
         return None
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):

@@ -11,6 +11,8 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.stores import IN_FLIGHT, NoStore
 from outsize.model.fitting.plan.dry_run import NUMBERS, Call, Outline, Stage, copy_optimizer
@@ -74,8 +76,6 @@ class _ShardOutline:
 
 
 def _maker(label: str) -> Callable[[tuple[int, ...], Any, bool], Any]:
-    import torch
-
     return lambda shape, dtype, on_host: torch.empty(shape, dtype=dtype, device="cpu" if on_host else label)
 
 
@@ -96,8 +96,6 @@ class ShardedStage(Stage):
     def _run_resident(
         self, watch: Watch, choice: Choice, batch: Any, call: Call | None, fakes: dict[int, Any]
     ) -> tuple[dict[str, Any], Any]:
-        import torch
-
         store = NoStore(0 if self.label == "cpu" else IN_FLIGHT)
         optimizer = None if self.work.optimizer is None else self._optimizer(fakes, self.label)
         with self._swapped(fakes) as model, silent_collectives(), swapped_shards(model):
@@ -119,8 +117,6 @@ class ShardedStage(Stage):
 
     def _optimizer(self, fakes: dict[int, Any], label: str) -> Any:
         """The user's optimizer over shards without contents, with the state that it has."""
-        import torch
-
         real = self.work.optimizer
         made = copy_optimizer(
             real, [{**group, "params": [fakes[id(p)] for p in group["params"]]} for group in real.param_groups]

@@ -15,6 +15,8 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
+import torch
+
 from outsize.model.fitting.recipes.nodes import (
     CHANGED,
     Argument,
@@ -128,8 +130,6 @@ class ForwardPass:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """The block is a forward pass."""
-        import torch
-
         forward = self
 
         class Mode(bare_mode()):  # type: ignore[misc]
@@ -202,8 +202,6 @@ class ForwardPass:
 
     def _packed(self, value: Any, inputs: list[Argument]) -> Any:
         """Arguments without their tensors, which are noted."""
-        import torch
-
         if isinstance(value, torch.Tensor):
             inputs.append(Argument(self._node(value) or self._source(value), place_of(value)))
             return inputs[-1]
@@ -230,8 +228,6 @@ class ForwardPass:
 
     def _moved(self, tensor: Any, storage: Any) -> Source:
         """A source that waits elsewhere."""
-        import torch
-
         kept = self._elsewhere.keep(same_memory(tensor, (torch.uint8, 0, (storage.nbytes(),), (1,))))
 
         def fetch() -> Any:
@@ -248,8 +244,6 @@ class ForwardPass:
 
     def _add(self, call: Call, out: Any, args: Any) -> None:
         """Results of a call that can be made again."""
-        import torch
-
         results = list(out) if isinstance(out, tuple | list) else [out]
         tensors = [(number, t) for number, t in enumerate(results) if isinstance(t, torch.Tensor) and has_memory(t)]
         taken = (
@@ -312,7 +306,5 @@ class ForwardPass:
 
 def has_memory(tensor: Any) -> bool:
     """A plain tensor whose values are the bytes of its storage."""
-    import torch
-
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     return plain and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference() or is_zero_tensor(tensor))

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.recipes.operators import LIKE, Kind
 from outsize.model.torch_port.dispatch import below_autocast, no_functions, same_memory
 from outsize.model.torch_port.objects import version_of
@@ -96,8 +98,6 @@ class Call:
     __slots__ = ("args", "gradients", "inputs", "kind", "kwargs", "made", "placing", "random", "states")
 
     def __init__(self, kind: Kind, args: Any, kwargs: Any, inputs: list[Argument], random: list[Any]) -> None:
-        import torch
-
         self.kind = kind
         self.args = args
         """With an `Argument` for each tensor."""
@@ -118,8 +118,6 @@ class Call:
 
     def run(self, bring: Callable[[Argument], Any]) -> list[Any]:
         """Call the operator again: tensors, in the order of its results."""
-        import torch
-
         args, kwargs = _filled(self.args, bring), _filled(self.kwargs, bring)
         before = [generator.get_state() for generator in self.random]
         try:
@@ -147,8 +145,6 @@ class Blank(Call):
         self.like = out.shape, out.stride(), out.dtype, out.device
 
     def run(self, bring: Callable[[Argument], Any]) -> list[Any]:
-        import torch
-
         shape, strides, dtype, device = self.like
         with self.placing():
             made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -247,8 +243,6 @@ def at(tensor: Any, place: Place) -> Any:
 
 def clone_storage(tensor: Any) -> Any:
     """A tensor at the same place of a copy of the memory."""
-    import torch
-
     size = tensor.untyped_storage().nbytes()
     flat = same_memory(tensor, (torch.uint8, 0, (size,), (1,)))
     return same_memory(flat.clone(), place_of(tensor))

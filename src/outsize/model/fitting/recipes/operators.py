@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.dispatch import arguments_of, is_mutable
 
 STATISTICS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
@@ -29,8 +31,6 @@ class Kind:
     __slots__ = ("base", "draws", "func", "like", "statistics", "view", "writes", "writes_first")
 
     def __init__(self, func: Any) -> None:
-        import torch
-
         self.func = func  # held, so that no other gets its number
         self.base = func.overloadpacket.__name__
         """The operator; a trace may call another overload of it than a real step does."""

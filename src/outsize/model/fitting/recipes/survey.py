@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.recipes.forward_pass import LITTLE, has_memory
 from outsize.model.fitting.recipes.operators import Kind, Sites, kind_of
 from outsize.model.torch_port.dispatch import dispatch_mode, is_functorch, tensors_in
@@ -54,8 +56,6 @@ class Survey:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """The block is a forward pass; only the first is looked at."""
-        import torch
-
         if self.done:
             yield
             return

@@ -13,6 +13,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.core.errors import InputError
 from outsize.model.torch_port.dispatch import no_subclass_functions, unseen
 from outsize.model.torch_port.objects import has_hooks
@@ -36,15 +38,12 @@ def chunked_cross_entropy(
 
 def _autocast_type(kind: str) -> Any:
     """The lower type in which products run now on a kind of device, or None."""
-    import torch
-
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
 @functools.cache
 def _pieces() -> Callable[..., Any]:
     """The autograd function; made once, since torch is imported late."""
-    import torch
     from torch.autograd.function import once_differentiable
 
     class Pieces(torch.autograd.Function):  # type: ignore[misc]
@@ -86,8 +85,6 @@ class _Gradients:
     __slots__ = ("bias", "hidden", "weight")
 
     def __init__(self, needed: Any, hidden: Any, weight: Any, bias: Any, matrix: Any) -> None:
-        import torch
-
         self.hidden = torch.empty_like(hidden, dtype=matrix.dtype) if needed[0] else None
         self.weight = torch.zeros_like(weight) if needed[1] else None
         self.bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
@@ -97,8 +94,6 @@ class _Gradients:
 
     def add(self, start: int, slope: Any, rows: Any, matrix: Any, counts: Any) -> None:
         """`slope`: gradient of a piece's logits; `counts`: one for labels that count, zero for those left out."""
-        import torch
-
         if self.hidden is not None:
             torch.mm(slope, matrix, out=self.hidden[start : start + rows.shape[0]])
             self.hidden[start : start + rows.shape[0]].mul_(counts)
@@ -112,7 +107,6 @@ class _Gradients:
 
 def _piece(gradients: _Gradients, start: int, given: Any, ignored: int, wide: bool) -> Any:
     """Summed loss of some rows; their part of the gradients is added."""
-    import torch
     from torch.nn import functional
 
     rows, matrix, offset, wanted = given
@@ -144,8 +138,6 @@ class Heads:
 
 @functools.cache
 def _logits_class() -> Any:
-    import torch
-
     class Logits(torch.Tensor):  # type: ignore[misc]
         """Stands for `linear(hidden, weight, bias)`: its shape, type and device, one element of memory."""
 
@@ -170,8 +162,6 @@ def _logits_class() -> Any:
 
 def _stand_for(hidden: Any, head: Any, heads: Heads, wide: bool = False) -> Any:
     """The tensor that stands for a head's logits; `wide`: they were cast to float32."""
-    import torch
-
     dtype = torch.float32 if wide else (_autocast_type(heads.kind) or hidden.dtype)
     blank = hidden.detach().new_empty((1,), dtype=dtype).expand(*hidden.shape[:-1], head.weight.shape[0])
     logits = unseen(blank.as_subclass, _logits_class())
@@ -217,8 +207,6 @@ def _same_rows(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _widen(func: Any, args: Any, kwargs: Any) -> Any:
-    import torch
-
     blank = func(args[0].new_empty(1), *args[1:], **kwargs)
     hidden, head, heads, _ = args[0]._source
     if blank.dtype != torch.float32 or blank.device != args[0].device:
@@ -227,8 +215,6 @@ def _widen(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
-    import torch
-
     names = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
     said = {"ignore_index": -100, "reduction": "mean", **dict(zip(names, args, strict=False)), **kwargs}
     logits, labels = said["input"], said["target"]
@@ -270,8 +256,6 @@ _RULES: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 def find_head(model: Any, ran: list[str]) -> str | None:
     """The linear layer that ran last, where its output is larger than its input: its logits may be a loss's input."""
-    import torch
-
     modules = dict(model.named_modules())
     linear = [name for name in ran if type(modules[name]) is torch.nn.Linear]
     if not linear:
@@ -284,8 +268,6 @@ def find_head(model: Any, ran: list[str]) -> str | None:
 @contextlib.contextmanager
 def chunked_heads(model: Any, names: tuple[str, ...], chunks: int, kind: str, always: bool = False) -> Iterator[Heads]:
     """Heads hand on what stands for their logits, in training only or always."""
-    import torch
-
     heads = Heads(chunks, kind)
     changed = [module for name, module in model.named_modules() if name in names]
     for head in changed:

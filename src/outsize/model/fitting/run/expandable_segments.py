@@ -11,6 +11,8 @@ import os
 import weakref
 from typing import Any
 
+import torch
+
 from outsize.allocator import settings_from_environment
 from outsize.allocator.settings import VARIABLES
 from outsize.model.fitting.move.out_of_memory import clear_up
@@ -21,8 +23,6 @@ _wanting: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def can_grow() -> bool:
     """True where segments do not grow yet and could."""
-    import torch
-
     if settings_from_environment(os.environ).expandable_segments or not torch.cuda.is_available():
         return False
     return allocator_setter() is not None and torch.cuda.get_allocator_backend() == "native"

@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 
 @contextlib.contextmanager
 def other_forwards() -> Iterator[Callable[[Any, Callable[..., Any]], None]]:
@@ -53,8 +55,6 @@ def without_cache(model: Any, configs: list[Any] | None = None) -> Iterator[None
 @contextlib.contextmanager
 def children_called() -> Iterator[None]:
     """Torch's attention and encoder layers call their children, instead of taking their weights to one fused operator."""
-    import torch
-
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

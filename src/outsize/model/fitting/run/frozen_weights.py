@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.move.codes import SMALL
 from outsize.model.fitting.move.evicted import EvictedStorages
 from outsize.model.fitting.move.stores import StoredTensor
@@ -49,8 +51,6 @@ class FrozenWeights:
 
     def wrap(self, name: str, forward: Callable[..., Any], others: NarrowSaved | None) -> Callable[..., Any]:
         """`forward` with its weights there for as long as it runs; `others`: what keeps everything else that it saves."""
-        import torch
-
         weights = self.weights[name]
         evicted = self._evicted
 

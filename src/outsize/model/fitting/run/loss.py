@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from outsize.core.errors import InputError
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
@@ -86,8 +88,6 @@ class Normaliser(Noun):
 
 def read_loss(value: Any) -> tuple[Any, Any]:
     """(loss, None) for a scalar, (total, count) for a pair; an `InputError` for anything else."""
-    import torch
-
     pair = isinstance(value, tuple) and len(value) == 2
     loss, count = value if pair else (value, None)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (pair and not _is_number(count)):
@@ -104,16 +104,12 @@ def read_loss(value: Any) -> tuple[Any, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    import torch
-
     if isinstance(value, torch.Tensor):
         return bool(value.numel() == 1)
     return isinstance(value, int | float)
 
 
 def _describe(value: Any) -> str:
-    import torch
-
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, tuple):

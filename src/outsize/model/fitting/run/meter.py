@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.move import evicted
 from outsize.model.torch_port.dispatch import parts_of
 from outsize.model.torch_port.objects import key_of, start_allocator_events, stop_allocator_events, storage_key
@@ -41,8 +43,6 @@ class Meter:
 
     def begin(self, held: Callable[[], Iterable[Any]], reset: bool = True) -> bool:
         """A window begins, with the tensors that `held` gives; False where one is open. `reset`: a card counts from now."""
-        import torch
-
         if self.open or not self._kind:
             return False
         if self._kind == "cuda":
@@ -72,8 +72,6 @@ class Meter:
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
         """What the block takes and gives back is not counted: its events stand between two marks."""
-        import torch
-
         marks = self.open and self._kind == "cpu"
         if marks:
             torch.empty(MARK, dtype=torch.uint8)
@@ -85,8 +83,6 @@ class Meter:
 
     def end(self) -> int | None:
         """The window's peak; None where nothing was measured."""
-        import torch
-
         if not self.open:
             return None
         self.open = False

@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.move.codes import decode, encode
 from outsize.model.fitting.move.stores import without_gaps
 from outsize.model.fitting.run.offload import KeptOnce, is_its_bytes, is_small
@@ -32,8 +34,6 @@ class Packed:
 
     def unpack(self) -> Any:
         """The tensor, rounded; the same one for all who ask while it lives."""
-        import torch
-
         tensor = self.made() if self.made is not None else None
         if tensor is None:
             shape, strides, dtype, device = self._layout
@@ -57,7 +57,6 @@ class NarrowSaved:
 
     def wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """`forward` whose saved tensors are packed."""
-        import torch
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
@@ -69,8 +68,6 @@ class NarrowSaved:
 
     def pack(self, tensor: Any) -> Any:
         """What is kept of a tensor."""
-        import torch
-
         if is_functorch(tensor):
             return tensor
         known = is_its_bytes(tensor) and tensor.is_floating_point() and tensor.dim() > 1 and tensor.shape[-1] > 1

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.move.stores import Store, StoredTensor
 from outsize.model.torch_port.dispatch import is_functorch
 from outsize.model.torch_port.objects import is_zero_tensor, key_of, storage_key, version_of
@@ -72,7 +74,6 @@ class Offload:
 
     def wrap(self, forward: Forward, stays: set[int]) -> Forward:
         """`forward` whose saved tensors go away; storages in `stays` (weights, the batch) do not."""
-        import torch
 
         def pack(tensor: Any) -> Any:
             if is_functorch(tensor):
@@ -92,8 +93,6 @@ class Offload:
 
     def keep(self, tensor: Any) -> StoredTensor:
         """A tensor goes away."""
-        import torch
-
         with torch.no_grad():
             saved = StoredTensor(tensor, self._store, self._device)
         self._order.append(weakref.ref(saved))

@@ -11,6 +11,8 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.dispatch import arguments_of
 
 
@@ -56,8 +58,6 @@ GLOBAL: tuple[Any, ...] = (Python(), NumPy())
 @contextlib.contextmanager
 def same_draws(sources: Iterable[Any] = ()) -> Iterator[None]:
     """Torch's generators, the global ones and `sources` are afterwards as they were before."""
-    import torch
-
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     states = [(source, source.get_state()) for source in dict.fromkeys((*GLOBAL, *sources))]
     try:
@@ -77,8 +77,6 @@ class Drawn:
 
     def meet(self, generator: Any) -> None:
         """An operator is about to draw from a generator that it was given."""
-        import torch
-
         if generator is not None and generator is not torch.default_generator and generator not in self._given:
             self._given[generator] = generator.get_state()
 
@@ -98,8 +96,6 @@ def draws(func: Any, args: Any, kwargs: Any) -> bool:
     Attention, recurrent layers and dropout are marked as random, and draw only in training and where they drop; a draw that
     comes out one way with certainty is none.
     """
-    import torch
-
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     given = name_arguments(func, args, kwargs)
@@ -119,8 +115,6 @@ def name_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 def _is_certain(chance: Any) -> bool:
     """True for a chance, or chances, of zero and one."""
-    import torch
-
     if not isinstance(chance, torch.Tensor):
         return chance in (0, 1)
     plain = type(chance) in (torch.Tensor, torch.nn.Parameter) and not chance.is_meta

@@ -16,6 +16,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+import torch
+
 from outsize.core.errors import InputError
 from outsize.model.fitting.batch import transform
 from outsize.model.fitting.move.stores import without_gaps
@@ -34,8 +36,6 @@ def recomputed(
     `keep` says how inputs wait, `written` which buffers forward passes write, by module, `generators` where random numbers come
     from, `once` what to say where the backward pass comes a second time; empty: it may.
     """
-    import torch
-
     mine = written_in(module, written)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,6 @@ def checkpointed(
     module: Any, forward: Forward, written: dict[Any, tuple[str, ...]], device: str, generators: list[Any]
 ) -> Forward:
     """`forward` that keeps its inputs only, saved as autograd saves tensors."""
-    import torch
 
     def uncached(*args: Any, **kwargs: Any) -> Any:
         """Autocast keeps lower copies of weights until it ends; here each is used once, so they may go at once."""
@@ -108,8 +107,6 @@ class Call:
         return self._found.pop(number)
 
     def _run(self) -> None:
-        import torch
-
         found: dict[int, Any] = {}
 
         def keep(tensor: Any) -> Any:
@@ -147,8 +144,6 @@ class Settings:
     __slots__ = ("_autocast", "_cached")
 
     def __init__(self, device: str) -> None:
-        import torch
-
         self._cached = torch.is_autocast_cache_enabled()
         self._autocast = [
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
@@ -158,8 +153,6 @@ class Settings:
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Autocast as it was in the first run."""
-        import torch
-
         with contextlib.ExitStack() as stack:
             for kind, enabled, dtype in self._autocast:
                 if enabled or torch.is_autocast_enabled(kind):
@@ -213,8 +206,6 @@ class SavedInputs:
     __slots__ = ("_kwargs", "_saver", "_values")
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        import torch
-
         tensors: dict[int, Any] = {}
         places: dict[int, _Place] = {}
 
@@ -240,8 +231,6 @@ class SavedInputs:
 
 @functools.cache
 def _saver() -> Any:
-    import torch
-
     class Saver(torch.autograd.Function):  # type: ignore[misc]
         """A node that saves what it is given and is part of no graph."""
 
@@ -261,8 +250,6 @@ class WaitingInputs:
     """All arguments; `keep(tensor)` gives a function that brings it back, None: they stay where they are."""
 
     def __init__(self, args: Any, kwargs: Any, keep: Keep | None) -> None:
-        import torch
-
         leaves, self._spec = flatten_value((args, kwargs))
         self._given = [(leaf, version_of(leaf)) for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self._leaves: list[Any] = []
@@ -303,8 +290,6 @@ def _same(tensor: Any) -> Callable[[], Any]:
 
 def _packed(value: Any) -> Any:
     """Tensors without gaps: both runs have to see the same strides, and what waits elsewhere has no gaps."""
-    import torch
-
     made: dict[int, Any] = {}
 
     def pack(leaf: Any) -> Any:
@@ -326,8 +311,6 @@ def written_in(module: Any, written: dict[Any, tuple[str, ...]]) -> Written:
 
 def generators_of(device: Any) -> list[Any]:
     """Torch's generators that a model on a device draws from."""
-    import torch
-
     if device.type != "cuda":
         return [torch.default_generator]
     index = torch.cuda.current_device() if device.index is None else device.index

@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.move.visits import Visits
 from outsize.model.fitting.recipes.operators import kind_of
 from outsize.model.fitting.run.random_sources import Drawn, draws
@@ -92,8 +94,6 @@ class Recorder:
         self.lower |= any(leaf.dtype.is_floating_point and leaf.element_size() < 4 for leaf in tensors_in(out))
 
     def _enter(self, module: Any, args: Any) -> None:
-        import torch
-
         self._given.append([(value, version_of(value)) for value in args if isinstance(value, torch.Tensor)])
         name = self._names.get(id(module))
         self._stack.append(name if name is not None else (self._stack[-1] if self._stack else ""))

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from outsize.core.errors import InputError
 from outsize.model.fitting.run.random_sources import draws, name_arguments
 from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode
@@ -116,8 +118,6 @@ class Replay:
 
     def _slice(self, draw: Draw, func: Any, args: Any, kwargs: Any) -> Any:
         """Draw for the whole batch, and give this slice's rows."""
-        import torch
-
         axis, (start, stop, rows) = draw.axis, self._run
         assert axis is not None
         given = name_arguments(func, args, kwargs)
@@ -150,8 +150,6 @@ class Replay:
 
 def grow(tensor: Any, shape: list[int]) -> Any:
     """An empty tensor of another size, whose axes lie in memory in the same order."""
-    import torch
-
     order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
     made = torch.empty([shape[axis] for axis in order], dtype=tensor.dtype, device=tensor.device)
     back = [order.index(axis) for axis in range(tensor.dim())]

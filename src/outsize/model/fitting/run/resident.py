@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.evicted import EvictedStorages, EvictedTensor
@@ -201,8 +203,6 @@ class Resident(Residence):
 
     def before_saving(self, thing: Any) -> None:
         """What it saves is lent to it where it has no room at home."""
-        import torch
-
         tensors = list(thing.parameters()) if isinstance(thing, torch.nn.Module) else state_of(thing)
         self.evicted.before_saving(thing, tensors)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.batch import join
 from outsize.model.fitting.move.out_of_memory import is_out_of_memory
@@ -27,8 +29,6 @@ class MixesRows(Exception):
 
 def count_rows(args: Any, kwargs: Any) -> int:
     """Rows of the first tensor that a module is called with."""
-    import torch
-
     for leaf in leaves_of((args, kwargs)):
         if isinstance(leaf, torch.Tensor) and leaf.dim() > 1:
             return int(leaf.shape[0])
@@ -37,8 +37,6 @@ def count_rows(args: Any, kwargs: Any) -> int:
 
 def take_rows(value: Any, rows: int, start: int, stop: int) -> Any:
     """Some rows of every tensor that has `rows` of them."""
-    import torch
-
     taken: dict[int, Any] = {}
 
     def take(leaf: Any) -> Any:
@@ -88,8 +86,6 @@ def mixes_rows(forward: Forward, args: Any, kwargs: Any, values: bool = True) ->
 
 
 def _differ(forward: Forward, args: Any, kwargs: Any, values: bool) -> bool:
-    import torch
-
     rows = count_rows(args, kwargs)
     with torch.no_grad():
         two, named = take_rows((args, kwargs), rows, 0, 2)
@@ -111,6 +107,4 @@ def _differ(forward: Forward, args: Any, kwargs: Any, values: bool) -> bool:
 
 
 def _tensors(out: Any) -> list[Any]:
-    import torch
-
     return [leaf for leaf in leaves_of(out) if isinstance(leaf, torch.Tensor)]

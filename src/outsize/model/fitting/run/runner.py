@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import torch
+
 from outsize.core.errors import InputError
 from outsize.model.compiled.again import computing_again
 from outsize.model.fitting.axes import Axes
@@ -299,8 +301,6 @@ class Runner(Generic[AnyResidence]):
 
     def infer(self, batch: Any, call: Callable[[Any, Any], Any]) -> Any:
         """`call(model, slice)` without gradients, slice by slice, joined along the first axis."""
-        import torch
-
         axes = self.work.axes
         rows = axes.count(batch)
         runs = self.weights.cut(rows)
@@ -342,8 +342,6 @@ class Runner(Generic[AnyResidence]):
 
         `updating` closes when the step is whole: so long Ctrl-C waits.
         """
-        import torch
-
         work, weights = self.work, self.weights
         rows = work.axes.count(batch)
         runs = weights.cut(rows)
@@ -425,8 +423,6 @@ class Runner(Generic[AnyResidence]):
         return hear
 
     def _autocasting(self) -> Any:
-        import torch
-
         if not self.choice.autocast:
             return contextlib.nullcontext()
         return torch.autocast(self.work.device, dtype=torch.bfloat16)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 SPANS = (12, 6, 3)
 """A span keeps at least one part in so many of the activations: short ones are little to have at once, long ones free more."""
 
@@ -23,8 +25,6 @@ def find_spans(
 
     A span keeps at least `least` bytes.
     """
-    import torch
-
     found: dict[str, tuple[str, ...]] = {}
     for name, module in model.named_modules():
         runs = ran.get(name, 0)
@@ -60,8 +60,6 @@ def owner_of(span: str) -> str:
 
 def in_spans(sequence: Any, spans: Iterable[str], again: Callable[[Any, Forward], Forward]) -> Forward:
     """A sequence's forward with these spans as `again(holder, forward)` makes them; `holder` has a span's children."""
-    import torch
-
     children = list(sequence.named_children())
     names = [name for name, _ in children]
     starts: dict[int, tuple[int, Forward]] = {}

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.move.evicted import EvictedStorages
 from outsize.model.fitting.run.recompute import is_second_run
 from outsize.model.torch_port.dispatch import leaves_of
@@ -31,8 +33,6 @@ class Streamer:
 
     def wrap(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         """`forward` with its weights at home for as long as it runs."""
-        import torch
-
         parameters = self.parameters[name]
 
         def run(*args: Any, **kwargs: Any) -> Any:

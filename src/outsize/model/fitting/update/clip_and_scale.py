@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from outsize.core.errors import InputError
 from outsize.model.torch_port.objects import device_of, forget_optimizer
 
@@ -22,8 +24,6 @@ class _One:
 
 def clip_factor(norms: list[Any], clip: float) -> Any:
     """By which all gradients are multiplied, as `torch.nn.utils.clip_grad_norm_` does: from the norm of their norms."""
-    import torch
-
     total = torch.linalg.vector_norm(torch.stack(norms), 2.0)
     return torch.clamp(clip / (total + 1e-6), max=1.0)
 
@@ -49,8 +49,6 @@ class GradientCheck:
 
     def see(self, parameter: Any, holder: Any) -> None:
         """Unscale a gradient, which is in `holder.grad`, and add to the norm of all."""
-        import torch
-
         if self._scaler is not None and id(parameter) in self.mine:
             one = _One(holder)
             self._scaler.unscale_(one)
@@ -86,8 +84,6 @@ class GradientCheck:
 
 def check_scaler(scaler: Any, device: Any) -> Any:
     """The scaler if it does something; an `InputError` where its way to unscale is not torch's own."""
-    import torch
-
     if scaler is None or not getattr(scaler, "is_enabled", lambda: True)():
         return None
     if not isinstance(scaler, torch.amp.GradScaler) or type(scaler).unscale_ is not torch.amp.GradScaler.unscale_:

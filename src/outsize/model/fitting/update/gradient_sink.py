@@ -11,6 +11,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.move.mover import Mover
 
 
@@ -147,7 +149,6 @@ class Deferred(InPlace):
 
 def loss_of(value: Any, sink: Deferred) -> Any:
     """A loss of this value whose `backward()` lets a sink deliver its gradients."""
-    import torch
 
     class Delivery(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
@@ -193,6 +194,4 @@ def add_gradient(parameter: Any, gradient: Any) -> None:
 
 def flat_bytes(tensor: Any, mover: Mover) -> Any:
     """A dense tensor's elements as flat bytes."""
-    import torch
-
     return tensor.reshape(-1).view(torch.uint8) if mover.real else tensor

@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+import torch
+
 from outsize.core.errors import InputError
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.evicted import EvictedStorages
@@ -193,8 +195,6 @@ class Update(Sink):
 
     def _roomy(self, parameters: list[Any]) -> bool:
         """True where the allocator's cache, full of what the passes let go, holds far more than an update makes."""
-        import torch
-
         choice = self.choice
         if choice.state_moved or choice.gradients_away or choice.stream or not self.evicted.real:
             return False
@@ -297,8 +297,6 @@ class Update(Sink):
 
     def _state(self, parameters: list[Any]) -> list[Any]:
         """Their state tensors that live elsewhere and are worth moving: the size of the parameter, not step counters."""
-        import torch
-
         whole = self.choice.state_moved >= 1  # also of parameters that the optimizer was given later
         visiting = (p for p in parameters if whole or id(p) in self._visiting)
         values = (value for p in visiting for value in self.optimizer.state.get(p, {}).values())
@@ -328,8 +326,6 @@ class Update(Sink):
         return [kept[id(tensor)] for tensor in tensors]
 
     def _get(self, kept: Any) -> Any:
-        import torch
-
         tensor = kept if isinstance(kept, torch.Tensor) else kept.fetch()
         self.evicted.store.finish()
         return tensor
@@ -401,8 +397,6 @@ class Update(Sink):
 
     def _clip(self, parameters: list[Any], clip: float) -> None:
         """As `torch.nn.utils.clip_grad_norm_`: the norm of the norms, then one factor for all."""
-        import torch
-
         norms: list[Any] = []
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
@@ -413,8 +407,6 @@ class Update(Sink):
 
 def own_memory(optimizer: Any) -> None:
     """State that was loaded from a file lies in memory that torch cannot let go of: it gets some of its own, one by one."""
-    import torch
-
     for value in state_of(optimizer):
         if isinstance(value, torch.Tensor) and value.dim() and not value.untyped_storage().resizable():
             value.data = value.detach().clone()

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.update.optimizer_subset import copy_all
 from outsize.model.torch_port.objects import buffer_table
 
@@ -29,8 +31,6 @@ class UndoRecord:
     @classmethod
     def of(cls, parameters: list[Any], optimizer: Any, keep: Callable[[list[Any]], list[Any]]) -> list[UndoRecord]:
         """Of each parameter; `keep` copies a list of tensors."""
-        import torch
-
         states = [optimizer.state.get(parameter, {}) for parameter in parameters]
         wanted = [*parameters, *(v for s in states for v in s.values() if isinstance(v, torch.Tensor))]
         with torch.no_grad():
@@ -43,8 +43,6 @@ class UndoRecord:
 
     def restore(self, parameter: Any, optimizer: Any, bring: Callable[[Any], Any]) -> None:
         """Write it back, into the same tensors."""
-        import torch
-
         with torch.no_grad():
             parameter.data.copy_(bring(self._value))
             for value, kept in self._state.values():
@@ -65,8 +63,6 @@ class Snapshot:
     """Random state and written buffers before a step."""
 
     def __init__(self, work: Any) -> None:
-        import torch
-
         self._random = torch.random.get_rng_state()
         self._cuda = torch.cuda.get_rng_state() if work.device == "cuda" else None
         self._sources = [(source, source.get_state()) for source in work.sources]
@@ -75,8 +71,6 @@ class Snapshot:
 
     def restore(self) -> None:
         """Put them back."""
-        import torch
-
         torch.random.set_rng_state(self._random)
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda)

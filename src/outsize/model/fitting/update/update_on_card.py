@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from outsize.model.fitting.move.mover import Mark, Mover
 from outsize.model.fitting.move.pinned_blocks import State, Weights, state_bytes
 from outsize.model.fitting.move.ring import Lease, Ring, aligned
@@ -161,8 +163,6 @@ class UpdateOnCard(Sink):
 
     def _bring_one(self, value: Any, shape: Any, lease: Lease) -> Any:
         """A state tensor on the device; what does not travel is the optimizer's own, or a copy of it in a rehearsal."""
-        import torch
-
         if shape is not None:
             return lease.view(shape.offset, shape.shape, shape.dtype)
         return value.clone() if self.rehearsing and isinstance(value, torch.Tensor) else value
