@@ -58,9 +58,8 @@ def choose_saved(joint: Any, info: NodeInfo, usual: list[Any], part: float) -> l
     inside = [at for at in cuts if forward.saved[at] <= limit] or cuts[:1]
     if not inside and part < 1:
         return usual
-    end = (
-        inside[-1] if part < 1 else len(forward.nodes) - 1
-    )  # of the last region what follows the last cut is needed at once
+    # of the last region what follows the last cut is needed at once
+    end = inside[-1] if part < 1 else len(forward.nodes) - 1
     again = set(forward.nodes[: end + 1])
     kept = [node for at in inside for node in forward.alive(at)]
     drawn = [_smallest_after(node, forward) for node in forward.nodes[: end + 1] if is_random(node)]

@@ -97,9 +97,8 @@ class Job:
         except DevicesDiffer:
             if self.build is not None:
                 raise
-            tracer = self._run(
-                sizes, count, everything=self.label
-            )  # what was given went to the card, so the rest does too
+            # what was given went to the card, so the rest does too
+            tracer = self._run(sizes, count, everything=self.label)
             tracer.note(f"what the step makes on the host is counted on {self.label}, as if it had been moved")
         if self.label != "cpu" and not any(held.label == self.label for held in tracer.ledger.all):
             tracer = self._run(sizes, count, everything=self.label)

@@ -282,9 +282,8 @@ def find_fewest(
     trace: Trace, sharding: str | None, plain: Footprint, matrices: float, blocks: int
 ) -> tuple[FewestCards, ...]:
     """The fewest cards for each way to spread, or for the one that was named."""
-    ways = (
-        [way for way in SHARDINGS if way != "hsdp"] if sharding is None else [sharding]
-    )  # hsdp holds what fsdp in a node does
+    # hsdp holds what fsdp in a node does
+    ways = [way for way in SHARDINGS if way != "hsdp"] if sharding is None else [sharding]
     rows = [_fewest(trace, way) for way in ways]
     if sharding is None:
         rows += [_sized("tensor parallel", plain, lambda n: _tensor_parallel(plain, n, matrices))]

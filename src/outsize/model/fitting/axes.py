@@ -230,9 +230,8 @@ def _is_safe(axes: Axes, batch: Any) -> bool:
         whole = path not in axes.packed and axes.at.get(path, 0) is None
         if whole and tensor.numel() and rows // 2 <= int(tensor.max()) < rows:
             return False
-        if path in axes.packed and bool(
-            (tensor.diff(dim=axes.packed[path][1]) >= 0).all()
-        ):  # which sequence each is in
+        # which sequence each is in
+        if path in axes.packed and bool((tensor.diff(dim=axes.packed[path][1]) >= 0).all()):
             return False
     return True
 

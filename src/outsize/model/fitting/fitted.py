@@ -61,9 +61,8 @@ class Fitted:
         """The model that was given back."""
         kind = self._work.device if runs else ""
         steps = 0 if (hosted and kind == "cpu") or call is not None else 3 if kind == "cuda" else 1
-        self._faster = FasterPlans(
-            steps
-        )  # on a card three: the first makes the optimizer's state and the cache settles
+        # on a card three: the first makes the optimizer's state and the cache settles
+        self._faster = FasterPlans(steps)
         self._meter = Meter("" if hosted and kind == "cpu" else kind)
         self._windows: list[int] = []
         """Peaks of the parts of a step that is not over."""
@@ -209,9 +208,8 @@ class Fitted:
             )
 
     def _end_backward(self) -> None:
-        if not self._stepping and (
-            self._work.optimizer is None or not self._work.backwards
-        ):  # nobody tells of the step's end
+        # nobody tells of the step's end
+        if not self._stepping and (self._work.optimizer is None or not self._work.backwards):
             self._judge()
 
     def _require_loss(self) -> None:

@@ -282,9 +282,8 @@ class HostedPlanner(Planner):
     def _plain_gradients(self, beside: Any) -> tuple[Any, dict[str, Any]]:
         """Two samples, or all where the loss fails on two, and their gradients in the plain step, by name."""
         model = self.work.model
-        with contextlib.suppress(
-            RuntimeError, TypeError
-        ):  # what a module keeps (results, a generator) may have no copy
+        # what a module keeps (results, a generator) may have no copy
+        with contextlib.suppress(RuntimeError, TypeError):
             model = copy.deepcopy(model).to(beside)
         beside = next(model.parameters()).device
 

@@ -113,9 +113,8 @@ class PlanInUse:
             with contextlib.suppress(OutOfMemory):  # weights without room at home cannot be compared, and are not
                 self.runner.weights.bring_weights()
         tighter = int(min(projected, allowed) * TIGHTER["hosted" if hosted else self.runner.work.device])
-        unforeseen = max(
-            0, (self.measured or 0) - projected
-        )  # such as a kernel's scratch: the next plan may have it too
+        # such as a kernel's scratch: the next plan may have it too
+        unforeseen = max(0, (self.measured or 0) - projected)
         try:
             plan, choice = self.replan(min(tighter, allowed - unforeseen), None)
         except BudgetError:

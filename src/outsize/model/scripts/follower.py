@@ -15,8 +15,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.modules import module
+from torch.optim import optimizer as optimizers
 
 from outsize.core.units import format_bytes
+from outsize.model.torch_port.objects import hooked
 from outsize.model.torch_port.one_process import batches_in_process
 from outsize.model.torch_port.patches import wrapping_backward
 from outsize.model.tracing.tracer import Tracer
@@ -54,19 +57,12 @@ class Follower:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Follow the block's modules, optimizers and backward passes."""
-        from torch.nn.modules import module
-        from torch.optim import optimizer
-
-        handles = [
+        hooks = hooked(
             module.register_module_forward_pre_hook(self._forward),
-            optimizer.register_optimizer_step_post_hook(self._step),
-        ]
-        try:
-            with wrapping_backward(self._backward):
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+            optimizers.register_optimizer_step_post_hook(self._step),
+        )
+        with hooks, wrapping_backward(self._backward):
+            yield
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """Stands for `DataLoader.__iter__`: the batches are made in this process, and no more than are needed."""

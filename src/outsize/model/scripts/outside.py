@@ -48,9 +48,8 @@ class Outside:
     def _heard(self, event: str, args: tuple[Any, ...]) -> None:
         if self.overlay.off or ("." not in event and event != "open"):
             return
-        if event in NETWORK and not (
-            event == "socket.bind" and _address(event, args).endswith(":0")
-        ):  # a look at what is there
+        # a look at what is there
+        if event in NETWORK and not (event == "socket.bind" and _address(event, args).endswith(":0")):
             self.network = _address(event, args)
             self._say(f"the script asked for the network ({self.network}): nothing is sent or downloaded")
             raise OSError(

@@ -33,6 +33,16 @@ def bare_mode() -> Any:
     return Bare
 
 
+def seeing(call: Callable[[Any, Any, dict[str, Any]], Any], bare: bool = False) -> Any:
+    """A mode in which `call(operator, args, kwargs)` stands for every operator at the dispatcher."""
+
+    class Seeing(bare_mode() if bare else dispatch_mode()):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return call(func, args, kwargs or {})
+
+    return Seeing()
+
+
 def no_modes() -> Any:
     """No mode sees the block's operators."""
     return part("utils._python_dispatch._disable_current_modes")()

@@ -4,8 +4,9 @@ attribute; if it is a table, it may be written.
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.model.torch_port.parts import attribute, has_part, missing, part
@@ -57,6 +58,24 @@ def multiply_each(tensors: list[Any], factor: float) -> list[Any]:
 
 
 # modules
+
+
+@contextlib.contextmanager
+def hooked(*handles: Any) -> Iterator[None]:
+    """Hooks that were registered just now are there for as long as the block runs."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def around_modules(enter: Callable[..., Any], leave: Callable[..., Any], always: bool = False) -> Any:
+    """In the block `enter(module, args)` and `leave(module, args, out)` are called around every forward pass of a module;
+    `always`: also of one that fails."""
+    hooks = part("nn.modules.module")
+    after = hooks.register_module_forward_hook(leave, always_call=always)
+    return hooked(hooks.register_module_forward_pre_hook(enter), after)
 
 
 def buffer_table(module: Any) -> dict[str, Any]:

@@ -57,9 +57,8 @@ def pretended_ranks(count: int, kind: str, rows: list[Row]) -> Iterator[None]:
     os.environ.update(said)
     there = lambda *args, **kwargs: None  # noqa: E731
     own: list[Row] = [(dist, name, there) for name in ("init_process_group", "destroy_process_group")]
-    own.append(
-        (part("_C"), "_get_accelerator", lambda *_: torch.device(kind))
-    )  # fully_shard without a mesh asks for it
+    # fully_shard without a mesh asks for it
+    own.append((part("_C"), "_get_accelerator", lambda *_: torch.device(kind)))
     try:
         with silent_collectives(), replaced([*own, *rows]):
             yield

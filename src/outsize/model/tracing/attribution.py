@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import optimizer as optimizers
 
 from outsize.model.torch_port.dispatch import in_backward, next_node, parts_of, running_node
+from outsize.model.torch_port.objects import around_modules, hooked
 from outsize.model.tracing.ledger import Held, Ledger
 
 FILLING = str(Path("torch", "nn", "init.py"))
@@ -45,21 +47,13 @@ class Owners:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Follow modules and optimizers while the block runs."""
-        from torch.nn.modules import module
-        from torch.optim import optimizer
-
         self._torch = str(Path(torch.__file__).parent)
-        handles = [
-            module.register_module_forward_pre_hook(self._enter),
-            module.register_module_forward_hook(self._leave, always_call=True),
-            optimizer.register_optimizer_step_pre_hook(self._before_step),
-            optimizer.register_optimizer_step_post_hook(self._after_step),
-        ]
-        try:
+        steps = hooked(
+            optimizers.register_optimizer_step_pre_hook(self._before_step),
+            optimizers.register_optimizer_step_post_hook(self._after_step),
+        )
+        with around_modules(self._enter, self._leave, always=True), steps:
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def phase(self) -> str:
         """The current phase."""

@@ -28,8 +28,8 @@ from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.replayed_draws import Draw, compare_draws
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.user_errors import in_users_code, say
-from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode
-from outsize.model.torch_port.objects import batch_norm, buffer_table
+from outsize.model.torch_port.dispatch import arguments_of, seeing
+from outsize.model.torch_port.objects import batch_norm, buffer_table, hooked
 
 T = TypeVar("T")
 
@@ -109,31 +109,27 @@ def preserved(model: Any, sources: tuple[Any, ...] = ()) -> Iterator[None]:
                     buffer.copy_(before)
 
 
-@contextlib.contextmanager
-def calm() -> Iterator[None]:
+def calm() -> Any:
     """Random operators give one constant, so that slices can be compared with the whole."""
 
-    class Mode(dispatch_mode()):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
-            if not draws(func, args, kwargs):
+    def call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if not draws(func, args, kwargs):
+            return func(*args, **kwargs)
+        for position, argument in enumerate(arguments_of(func)):
+            if argument.name in ("dropout_p", "dropout"):
+                if len(args) > position:
+                    args = (*args[:position], 0.0, *args[position + 1 :])
+                else:
+                    kwargs = {**kwargs, argument.name: 0.0}
                 return func(*args, **kwargs)
-            for position, argument in enumerate(arguments_of(func)):
-                if argument.name in ("dropout_p", "dropout"):
-                    if len(args) > position:
-                        args = (*args[:position], 0.0, *args[position + 1 :])
-                    else:
-                        kwargs = {**kwargs, argument.name: 0.0}
-                    return func(*args, **kwargs)
-            if func is torch.ops.aten.native_dropout.default:
-                return args[0] / max(1.0 - args[1], 1e-3), torch.ones_like(args[0], dtype=torch.bool)
-            out = func(*args, **kwargs)
-            if not isinstance(out, torch.Tensor):
-                return out
-            return _still(func.overloadpacket.__name__, name_arguments(func, args, kwargs), out)
+        if func is torch.ops.aten.native_dropout.default:
+            return args[0] / max(1.0 - args[1], 1e-3), torch.ones_like(args[0], dtype=torch.bool)
+        out = func(*args, **kwargs)
+        if not isinstance(out, torch.Tensor):
+            return out
+        return _still(func.overloadpacket.__name__, name_arguments(func, args, kwargs), out)
 
-    with Mode():
-        yield
+    return seeing(call)
 
 
 def _still(name: str, given: dict[str, Any], out: Any) -> Any:
@@ -220,19 +216,13 @@ def _record(work: Work, part: Any) -> Recorder:
     )
 
 
-@contextlib.contextmanager
-def dropping(model: Any) -> Iterator[None]:
+def dropping(model: Any) -> contextlib.AbstractContextManager[None]:
     """Gradients are let go as they come."""
 
     def drop(parameter: Any) -> None:
         parameter.grad = None
 
-    handles = [p.register_post_accumulate_grad_hook(drop) for p in model.parameters() if p.requires_grad]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return hooked(*(p.register_post_accumulate_grad_hook(drop) for p in model.parameters() if p.requires_grad))
 
 
 def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:

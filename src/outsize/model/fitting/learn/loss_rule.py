@@ -14,9 +14,10 @@ from enum import Flag, auto
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from outsize.model.fitting.run.loss import IGNORED
-from outsize.model.torch_port.dispatch import dispatch_mode, tensors_in
+from outsize.model.torch_port.dispatch import seeing, tensors_in
 from outsize.model.torch_port.objects import base_of, is_view
 
 MOVING = {
@@ -85,8 +86,6 @@ class Means:
 @contextlib.contextmanager
 def watching_means(model: Any, batch: dict[str, Any], rows: int) -> Iterator[Means]:
     """Follow the tensors of a batch of `rows` samples for as long as the block runs."""
-    from torch.utils.weak import WeakIdKeyDictionary
-
     means = Means()
     origins = WeakIdKeyDictionary()
     for parameter in model.parameters():
@@ -95,21 +94,20 @@ def watching_means(model: Any, batch: dict[str, Any], rows: int) -> Iterator[Mea
         if tensor.dim():
             origins[tensor] = Origin.GIVEN
 
-    class Mode(dispatch_mode()):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name = func.overloadpacket.__name__
-            of = [origins.get(a, Origin.NOTHING) for a in tensors_in((args, kwargs))]
-            _notice(means, name, args, [_origin(a, origins) for a in args])
-            out = func(*args, **(kwargs or {}))
-            for tensor in tensors_in(out) if any(of) else ():
-                came = _follow(func, name, args, of, tensor, rows)
-                origins[tensor] = came
-                if name.endswith("_") and is_view(tensor) and Origin.GIVEN not in came:  # written through a view
-                    base = base_of(tensor)
-                    origins[base] = origins.get(base, Origin.NOTHING) & ~Origin.GIVEN | came
-            return out
+    def call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        name = func.overloadpacket.__name__
+        of = [origins.get(a, Origin.NOTHING) for a in tensors_in((args, kwargs))]
+        _notice(means, name, args, [_origin(a, origins) for a in args])
+        out = func(*args, **kwargs)
+        for tensor in tensors_in(out) if any(of) else ():
+            came = _follow(func, name, args, of, tensor, rows)
+            origins[tensor] = came
+            if name.endswith("_") and is_view(tensor) and Origin.GIVEN not in came:  # written through a view
+                base = base_of(tensor)
+                origins[base] = origins.get(base, Origin.NOTHING) & ~Origin.GIVEN | came
+        return out
 
-    with Mode():
+    with seeing(call):
         yield means
 
 

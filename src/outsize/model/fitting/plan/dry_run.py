@@ -43,6 +43,7 @@ from outsize.model.torch_port.objects import (
     buffer_table,
     flat_weights,
     forget_step_hooks,
+    hooked,
     parameter_table,
     set_flat_weights,
     storage_key,
@@ -249,10 +250,11 @@ class Stage:
             runner.phase = watch.phase
             runner.weights.survey, runner.weights.placing = self._surveying, watch.placing_of
             runner.sink.safe &= self.work.scaler is None
+            # to go back
             before = [
                 *copy_all(written_buffers(self.work.written)),
                 torch.empty(NUMBERS, dtype=torch.uint8),
-            ]  # to go back
+            ]
             if call is not None:
                 runner.infer(batch, call)
             elif self.work.backwards:
@@ -435,14 +437,8 @@ def _written(model: Any, visits: Visits) -> dict[Any, tuple[str, ...]]:
     return found
 
 
-@contextlib.contextmanager
-def _meeting(cut: Cut, met: dict[str, None]) -> Iterator[None]:
-    handles = [
+def _meeting(cut: Cut, met: dict[str, None]) -> contextlib.AbstractContextManager[None]:
+    return hooked(*(
         unit.module.register_forward_pre_hook(lambda module, args, name=name: met.setdefault(name))
         for name, unit in cut.units.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    ))  # fmt: skip

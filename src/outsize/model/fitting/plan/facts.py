@@ -298,9 +298,8 @@ class Sizes:
         gradients = self.gradients + self.visits_backward * comes
         early = self.early + (gradients if self.accumulated and gradients == facts.gradients else 0)
         activations = (self.activations + self.again) * self.share * self.precision
-        last = (
-            self.fixed + gradients + self.again * self.share
-        )  # at the first block's backward pass all gradients are there
+        # at the first block's backward pass all gradients are there
+        last = self.fixed + gradients + self.again * self.share
         update = self.update + self.visits_update * comes
         return int(max(self.fixed + activations + early, last, self.fixed + update))
 

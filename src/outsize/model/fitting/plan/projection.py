@@ -21,6 +21,7 @@ from outsize.core.noun import Noun
 from outsize.model.fitting.move import evicted
 from outsize.model.fitting.run.random_sources import draws
 from outsize.model.torch_port.dispatch import arguments_of, is_functorch, tensors_in
+from outsize.model.torch_port.objects import around_modules
 from outsize.model.tracing.attribution import Owners
 from outsize.model.tracing.ledger import Held, Ledger
 from outsize.model.tracing.operators import look_up
@@ -206,17 +207,12 @@ class Watch(Tracer):
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Count while the block runs."""
-        from torch.nn.modules import module as hooks
-
-        handles = [hooks.register_module_forward_pre_hook(self._called), hooks.register_module_forward_hook(self._gave)]
         evicted.listeners.append(self.resized)
         try:
-            with super().running():
+            with around_modules(self._called, self._gave), super().running():
                 yield
         finally:
             evicted.listeners.remove(self.resized)
-            for handle in handles:
-                handle.remove()
 
     def begin(self, model: Any) -> None:
         """Everything is built: a step begins."""

@@ -33,6 +33,7 @@ from outsize.model.fitting.run.forward_functions import without_cache
 from outsize.model.fitting.run.loss import read_loss
 from outsize.model.fitting.run.resident import ResidentRunner
 from outsize.model.fitting.run.runner import Work
+from outsize.model.torch_port.objects import around_modules
 
 LINKS = {"cpu": 1e9, "cuda": 5e10}
 """Bytes a second to the place next to a device, where nothing was measured: a scratch disk, pinned host memory."""
@@ -248,8 +249,6 @@ def try_out(runner: ResidentRunner, batch: Any) -> float | None:
 @contextlib.contextmanager
 def _watched(names: dict[int, str]) -> Iterator[dict[str, list[list[Any]]]]:
     """Marks before and after every run of every module."""
-    from torch.nn.modules import module as hooks
-
     events: dict[str, list[list[Any]]] = {}
 
     def mark(module: Any, act: Callable[[list[list[Any]], Any], None]) -> None:
@@ -264,12 +263,8 @@ def _watched(names: dict[int, str]) -> Iterator[dict[str, list[list[Any]]]]:
     def leave(module: Any, args: Any, out: Any) -> None:
         mark(module, lambda pairs, event: pairs[-1].append(event))
 
-    handles = [hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)]
-    try:
+    with around_modules(enter, leave):
         yield events
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def measure_link() -> float:

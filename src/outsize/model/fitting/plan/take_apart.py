@@ -187,9 +187,8 @@ def find_blocks(model: Any, plain: Projection, timing: Timing) -> tuple[Block, .
         if not (name and ran and small):
             for child, part in children:
                 visit(f"{name}.{child}" if name else child, part)
-        if (
-            name and ran and len(found) == before
-        ):  # small, or nothing in it runs: attention takes its children's weights
+        # small, or nothing in it runs: attention takes its children's weights
+        if name and ran and len(found) == before:
             found.append(
                 Block(
                     name=name,

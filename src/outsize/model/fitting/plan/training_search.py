@@ -254,9 +254,8 @@ class TrainingSearch(Search[Facts]):
         fitting = [c for c in self.tried if self.fits(c)]
         if fitting:
             return self._improve(min(fitting, key=lambda c: c.seconds))
-        plain = Candidate(
-            Choice(), 0.0, self.facts.plain.peak, self.facts.plain
-        )  # remedies may hold more than they save
+        # remedies may hold more than they save
+        plain = Candidate(Choice(), 0.0, self.facts.plain.peak, self.facts.plain)
         best = min(plain, *looked, key=lambda c: c.peak)
         self.least = best.choice
         assert best.projection is not None

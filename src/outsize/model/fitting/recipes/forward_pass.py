@@ -32,13 +32,7 @@ from outsize.model.fitting.recipes.nodes import (
     place_of,
 )
 from outsize.model.fitting.recipes.operators import Kind, Sites, kind_of
-from outsize.model.torch_port.dispatch import (
-    bare_mode,
-    is_functorch,
-    same_memory,
-    tensors_in,
-    without_graph,
-)
+from outsize.model.torch_port.dispatch import is_functorch, same_memory, seeing, tensors_in, without_graph
 from outsize.model.torch_port.objects import is_zero_tensor, key_of, version_of
 
 ALL = "*"
@@ -130,24 +124,19 @@ class ForwardPass:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """The block is a forward pass."""
-        forward = self
-
-        class Mode(bare_mode()):  # type: ignore[misc]
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                kind = kind_of(func)
-                if kind.view or forward._busy:
-                    return func(*args, **(kwargs or {}))
-                return forward.call(kind, args, kwargs or {})
-
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         try:
-            with self.sites.counting(), torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack), Mode():
+            with self.sites.counting(), hooks, seeing(self._call, bare=True):
                 yield
         finally:
             for table in (self._nodes, self._sources, self._movable):
                 table.clear()
 
-    def call(self, kind: Kind, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """One call of an operator."""
+        kind = kind_of(func)
+        if kind.view or self._busy:
+            return func(*args, **kwargs)
         site = self.sites.next(kind)
         noted = None
         if kind.writes or kind.statistics:

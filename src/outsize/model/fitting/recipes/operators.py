@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from outsize.model.torch_port.dispatch import arguments_of, is_mutable
+from outsize.model.torch_port.objects import around_modules
 
 STATISTICS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
 """Operators that write running averages (arguments 3 and 4) in training (argument 5), which their schemas do not say."""
@@ -72,15 +73,9 @@ class Sites:
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
         """A forward pass runs."""
-        from torch.nn.modules import module as hooks
-
         self._stack, self._counts = [""], {}
-        handles = [hooks.register_module_forward_pre_hook(self._enter), hooks.register_module_forward_hook(self._leave)]
-        try:
+        with around_modules(self._enter, self._leave):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def next(self, kind: Kind) -> str:
         """The name of the call that comes now."""

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from outsize.model.fitting.recipes.forward_pass import LITTLE, has_memory
-from outsize.model.fitting.recipes.operators import Kind, Sites, kind_of
-from outsize.model.torch_port.dispatch import dispatch_mode, is_functorch, tensors_in
+from outsize.model.fitting.recipes.operators import Sites, kind_of
+from outsize.model.torch_port.dispatch import is_functorch, seeing, tensors_in
 from outsize.model.torch_port.objects import key_of
 
 
@@ -59,20 +59,8 @@ class Survey:
         if self.done:
             yield
             return
-        survey = self
-
-        class Mode(dispatch_mode()):  # type: ignore[misc]
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                kind = kind_of(func)
-                if kind.view:
-                    return func(*args, **(kwargs or {}))
-                return survey._call(kind, args, kwargs or {})
-
-        with (
-            self._sites.counting(),
-            torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor),
-            Mode(),
-        ):
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        with self._sites.counting(), hooks, seeing(self._call):
             yield
         self.done = True
 
@@ -86,7 +74,10 @@ class Survey:
         strange = {module for module, bases in traced.items() if module in real and not bases <= real[module]}
         self.rows = [replace(row, makes=()) if row.site.rsplit(":", 2)[0] in strange else row for row in self.rows]
 
-    def _call(self, kind: Kind, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        kind = kind_of(func)
+        if kind.view:
+            return func(*args, **kwargs)
         site = self._sites.next(kind)
         given = tensors_in((args, kwargs))
         repeats = all(map(has_memory, given)) and (not kind.writes or kind.writes_first)

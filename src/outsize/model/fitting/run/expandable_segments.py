@@ -35,8 +35,7 @@ def let_grow(who: Any, wanted: bool) -> None:
     setter = allocator_setter()
     if bool(_wanting) == before or setter is None:
         return
-    given = next(
-        (os.environ[name] for name in VARIABLES if name in os.environ), ""
-    )  # torch forgets what is not said again
+    # torch forgets what is not said again
+    given = next((os.environ[name] for name in VARIABLES if name in os.environ), "")
     setter(",".join(filter(None, (given, f"expandable_segments:{bool(_wanting)}"))))
     clear_up()  # free segments of the other kind go

@@ -16,8 +16,8 @@ from outsize.model.fitting.move.visits import Visits
 from outsize.model.fitting.recipes.operators import kind_of
 from outsize.model.fitting.run.random_sources import Drawn, draws
 from outsize.model.fitting.run.replayed_draws import SeenDraw, see_draw
-from outsize.model.torch_port.dispatch import dispatch_mode, in_backward, tensors_in
-from outsize.model.torch_port.objects import storage_key, version_of
+from outsize.model.torch_port.dispatch import in_backward, seeing, tensors_in
+from outsize.model.torch_port.objects import around_modules, storage_key, version_of
 
 
 class Recorder:
@@ -51,29 +51,16 @@ class Recorder:
     @contextlib.contextmanager
     def watching(self, model: Any = None) -> Iterator[None]:
         """See the block's operators, and the modules of a model."""
-        from torch.nn.modules import module as hooks
-
-        recorder = self
         self._names = {id(child): name for name, child in model.named_modules()} if model is not None else {}
 
-        class Mode(dispatch_mode()):  # type: ignore[misc]
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                kwargs = kwargs or {}
-                recorder._before(func, args, kwargs)
-                out = func(*args, **kwargs)
-                recorder._after(func, args, kwargs, out)
-                return out
+        def call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            self._before(func, args, kwargs)
+            out = func(*args, **kwargs)
+            self._after(func, args, kwargs, out)
+            return out
 
-        handles = [
-            hooks.register_module_forward_pre_hook(self._enter),
-            hooks.register_module_forward_hook(self._leave, always_call=True),
-        ]
-        try:
-            with Mode():
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        with around_modules(self._enter, self._leave, always=True), seeing(call):
+            yield
 
     def _before(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         if "generator" in kwargs:

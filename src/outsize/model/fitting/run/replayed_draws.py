@@ -17,7 +17,7 @@ import torch
 
 from outsize.core.errors import InputError
 from outsize.model.fitting.run.random_sources import draws, name_arguments
-from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode
+from outsize.model.torch_port.dispatch import arguments_of, seeing
 
 FILLING = {
     "bernoulli_.float", "normal_.default", "uniform_.default", "exponential_.default", "geometric_.default", "cauchy_.default",
@@ -66,9 +66,8 @@ def compare_draws(many: Sequence[SeenDraw], one: Sequence[SeenDraw], rows: int) 
         known = whole.name in FILLING or whole.name.startswith((*MAKING, *LIKE, "native_dropout."))
         if whole.name != single.name or len(whole.shape) != len(single.shape) or len(others) > 1:
             return None
-        if others and (
-            not known or pairs[others[0]][0] != rows * pairs[others[0]][1]
-        ):  # what all share may be anything
+        # what all share may be anything
+        if others and (not known or pairs[others[0]][0] != rows * pairs[others[0]][1]):
             return None
         found.append(Draw(whole.name, others[0] if others else None))
     return tuple(found)
@@ -93,20 +92,14 @@ class Replay:
     @contextlib.contextmanager
     def running(self, start: int, stop: int, rows: int) -> Iterator[None]:
         """Samples `start` to `stop` of `rows` run."""
-        replay = self
         self._next, self._run = 0, (start, stop, rows)
 
-        class Mode(dispatch_mode()):  # type: ignore[misc]
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                kwargs = kwargs or {}
-                if not draws(func, args, kwargs):
-                    return func(*args, **kwargs)
-                return replay._draw(func, args, kwargs)
-
-        with Mode():
+        with seeing(self._draw):
             yield
 
     def _draw(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if not draws(func, args, kwargs):
+            return func(*args, **kwargs)
         name = str(func).partition(".")[2]
         draw = self._draws[self._next] if self._next < len(self._draws) else None
         self._next += 1

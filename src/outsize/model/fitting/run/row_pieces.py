@@ -75,11 +75,12 @@ def mixes_rows(forward: Forward, args: Any, kwargs: Any, values: bool = True) ->
         return False
     try:
         return _differ(forward, args, kwargs, values)
+    # a cache of keys, say, that has seen another number of rows
     except (
         RuntimeError,
         ValueError,
         IndexError,
-    ) as error:  # a cache of keys, say, that has seen another number of rows
+    ) as error:
         if is_out_of_memory(error):
             raise
         return True

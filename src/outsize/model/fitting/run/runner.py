@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -27,6 +27,7 @@ from outsize.model.fitting.run.replayed_draws import Replay
 from outsize.model.fitting.update.gradient_sink import Sink
 from outsize.model.fitting.update.optimizer_subset import hold_for_closure, needs_closure
 from outsize.model.fitting.update.undo_log import Interrupts
+from outsize.model.torch_port.objects import hooked
 
 Phase = Callable[[str], None]
 
@@ -401,18 +402,10 @@ class Runner(Generic[AnyResidence]):
         nothing = not isinstance(count, torch.Tensor) and not count  # Python would not divide by it
         return total / count, math.inf if nothing else 1.0 / count
 
-    @contextlib.contextmanager
-    def _listening(self, sink: Sink) -> Iterator[None]:
+    def _listening(self, sink: Sink) -> contextlib.AbstractContextManager[None]:
         """Hear of every gradient that is complete, where somebody wants to know."""
-        handles = []
-        if sink.listens or self.weights.listens:
-            for parameter, holder in self.weights.holders():
-                handles.append(holder.register_post_accumulate_grad_hook(self._hear(parameter, sink)))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+        heard = self.weights.holders() if sink.listens or self.weights.listens else ()
+        return hooked(*(h.register_post_accumulate_grad_hook(self._hear(p, sink)) for p, h in heard))
 
     def _hear(self, parameter: Any, sink: Sink) -> Callable[[Any], None]:
         def hear(holder: Any) -> None:

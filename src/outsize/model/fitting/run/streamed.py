@@ -44,9 +44,8 @@ class Streamer:
                 out = forward(*args, **kwargs)
             finally:
                 self._evicted.send(parameters, dirty=False)
-            for leaf in (
-                leaves_of(out) if torch.is_grad_enabled() else ()
-            ):  # they come again with the first gradient of any of it
+            # they come again with the first gradient of any of it
+            for leaf in leaves_of(out) if torch.is_grad_enabled() else ():
                 if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                     leaf.register_hook(lambda _: self._evicted.fetch(parameters))
             return out
