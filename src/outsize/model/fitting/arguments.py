@@ -25,7 +25,6 @@ from outsize.model.fitting import batch as batches
 from outsize.model.fitting.axes import Axes, find_axes, read_axes
 from outsize.model.fitting.move.evicted import require_home
 from outsize.model.fitting.move.mover import Mover, open_mover
-from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.move.weight_files import find_weights
 from outsize.model.fitting.plan.facts import HostSide
 from outsize.model.fitting.plan.foreign_tensors import held_on, look_beside
@@ -34,7 +33,7 @@ from outsize.model.fitting.plan.remedies import ALLOWED, REMEDIES
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update.clip_and_scale import check_scaler
 from outsize.model.fitting.update.optimizer_subset import parameters_of, require_plain_step, why_not_one_by_one
-from outsize.model.torch_port.objects import is_compiled, is_compiled_copy
+from outsize.model.torch_port.objects import is_compiled, is_compiled_copy, sizeof
 from outsize.model.torch_port.sharding import device_of_shards
 
 KEYS = tuple(dict.fromkeys(kind.key for kind in REMEDIES))

@@ -22,7 +22,7 @@ from outsize.model.fitting.batch import NotJoined
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import SAMPLES, attempt
 from outsize.model.fitting.move.stores import NoStore
-from outsize.model.fitting.move.units import cut_model, sizeof
+from outsize.model.fitting.move.units import cut_model
 from outsize.model.fitting.plan.describe import describe_inference
 from outsize.model.fitting.plan.dry_run import Call, Stage
 from outsize.model.fitting.plan.facts import InferenceFacts
@@ -34,6 +34,7 @@ from outsize.model.fitting.run.random_sources import same_draws
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.user_errors import in_users_code
+from outsize.model.torch_port.objects import sizeof
 
 SHARE = 8
 """A unit whose weights visit together holds at most one part in so many of all weights, where it has parts at all."""

@@ -14,6 +14,7 @@ import torch
 
 from outsize.model.kernels.call_events import RESULT, CallEvent
 from outsize.model.torch_port.dispatch import host_attention_takes_groups
+from outsize.model.torch_port.objects import sizeof
 
 HOST_ROWS = ((768, 256), (192, 64), (0, 32))
 """(from this sequence length on, positions that the CPU's forward kernel takes at once), from torch's
@@ -55,7 +56,7 @@ def host_backward_events(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     grad, q, k = args[:3]
     yield from (RESULT,) * len(results)
     if not grad.transpose(1, 2).is_contiguous():
-        yield CallEvent("take", "gradient", int(grad.numel()) * int(grad.element_size()))
+        yield CallEvent("take", "gradient", sizeof(grad))
     yield CallEvent("take", "scores", 2 * _per_thread(q, min(256, q.shape[2]), k.shape[2]))
 
 

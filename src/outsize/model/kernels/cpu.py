@@ -20,6 +20,7 @@ import torch
 
 from outsize.model.kernels.attention import host_backward_events, host_events
 from outsize.model.kernels.call_events import RESULT, CallEvent
+from outsize.model.torch_port.objects import sizeof
 
 BLOCK = 16
 """Channels of a block if the processor has AVX-512; 8 otherwise."""
@@ -62,8 +63,8 @@ def _weights_inside(x: Any, weight: Any, groups: int) -> tuple[int, int]:
         groups * math.prod(-(-size // BLOCK) * BLOCK for size in (outs, inside)) * window * int(weight.element_size())
     )
     tight = (outs == inside == 1 and window <= TIGHT) or min(outs, inside) >= BLOCK // 2
-    most = padded + SLACK + (_bytes(x) if window == 1 else 0)
-    return (_bytes(weight) if tight else padded), most
+    most = padded + SLACK + (sizeof(x) if window == 1 else 0)
+    return (sizeof(weight) if tight else padded), most
 
 
 def _unknown(x: Any) -> bool:
@@ -94,24 +95,20 @@ def _read(x: Any) -> int:
     return 0 if x.shape[1] <= PLAIN else _blocked(x)
 
 
-def _bytes(tensor: Any) -> int:
-    return int(tensor.numel()) * int(tensor.element_size())
-
-
 def _convolution(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     x, weight, transposed, groups = args[0], args[1], args[6], args[8]
     if _unknown(x):
         columns = _columns(x, weight, results[0], groups, transposed, args[5], backward=False)
         yield CallEvent("take", "columns", columns)
         if groups > 1:  # a copy of one group of the input, and all groups of the result before they are joined
-            yield CallEvent("take", "groups", _bytes(x) // groups + _bytes(results[0]))
+            yield CallEvent("take", "groups", sizeof(x) // groups + sizeof(results[0]))
         elif transposed and x.dim() == 5:
-            yield CallEvent("take", "input", _bytes(x))
+            yield CallEvent("take", "input", sizeof(x))
         yield RESULT
         return
     if _channels_last(x):
         likely, most = _weights_inside(x, weight, groups)
-        likely = min(likely, _bytes(weight)) if weight.shape[0] == groups and weight.shape[1] == 1 else likely
+        likely = min(likely, sizeof(weight)) if weight.shape[0] == groups and weight.shape[1] == 1 else likely
         yield CallEvent("take", "weight", likely, more=most - likely)
         yield RESULT
         return
@@ -121,7 +118,7 @@ def _convolution(args: Any, results: list[Any]) -> Iterator[CallEvent]:
         return
     out = _blocked(results[0])
     yield CallEvent("take", "input", _read(x))
-    yield CallEvent("take", "weight", _bytes(weight))
+    yield CallEvent("take", "weight", sizeof(weight))
     yield CallEvent("take", "output", out)
     if transposed:
         yield CallEvent("take", "second output", out)
@@ -136,26 +133,26 @@ def _convolution_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
         yield from (RESULT,) * sum(map(bool, wanted[:2]))
         yield CallEvent("take", "columns", _columns(x, weight, grad, groups, args[7], args[6], backward=True))
         if groups > 1:  # copies of one group, and all groups of the gradients before they are joined
-            yield CallEvent("take", "groups", (_bytes(x) + _bytes(grad)) // groups + _bytes(x) + _bytes(weight))
+            yield CallEvent("take", "groups", (sizeof(x) + sizeof(grad)) // groups + sizeof(x) + sizeof(weight))
         if not grad.is_contiguous():
-            yield CallEvent("take", "gradient", _bytes(grad))
+            yield CallEvent("take", "gradient", sizeof(grad))
         return
     if _channels_last(x):
         yield from (RESULT,) * len(results)
         likely, most = _weights_inside(x, weight, groups)
         if most:
-            own = _bytes(weight)
-            yield CallEvent("take", "weight's gradient", likely + own, more=most - likely + 4 * own + _bytes(x))
+            own = sizeof(weight)
+            yield CallEvent("take", "weight's gradient", likely + own, more=most - likely + 4 * own + sizeof(x))
         return
     if not _used(x, weight, groups):
         yield from (RESULT,) * len(results)
         yield CallEvent("take", "columns", _columns(x, weight, grad, groups, args[7], args[6], backward=True))
         return
     if not grad.is_contiguous():
-        yield CallEvent("take", "whole gradient", _bytes(grad))
+        yield CallEvent("take", "whole gradient", sizeof(grad))
     if wanted[0]:
         yield CallEvent("take", "gradient", _blocked(grad))
-        yield CallEvent("take", "weight", _bytes(weight))
+        yield CallEvent("take", "weight", sizeof(weight))
         yield CallEvent("take", "input's gradient", _blocked(x))
         yield CallEvent("free", "gradient")
         yield CallEvent("free", "weight")
@@ -164,7 +161,7 @@ def _convolution_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     if wanted[1]:
         yield CallEvent("take", "gradient", _blocked(grad))
         yield CallEvent("take", "input", _read(x))
-        yield CallEvent("take", "weight's gradient", _bytes(weight), more=_partial_sums(grad, weight, groups))
+        yield CallEvent("take", "weight's gradient", sizeof(weight), more=_partial_sums(grad, weight, groups))
         yield CallEvent("free", "gradient")
         yield CallEvent("free", "input")
         yield RESULT
@@ -174,9 +171,9 @@ def _partial_sums(grad: Any, weight: Any, groups: int) -> int:
     """Bytes of the sums that threads make of a weight's gradient; grouped layers also copy windows into columns."""
     threads = int(torch.get_num_threads())
     if groups == 1:
-        return threads * _bytes(weight)
+        return threads * sizeof(weight)
     columns = math.prod(int(size) for size in (*weight.shape[1:], *grad.shape[2:])) * int(weight.element_size())
-    return (threads + 4) * _bytes(weight) + threads * columns
+    return (threads + 4) * sizeof(weight) + threads * columns
 
 
 # small ones
@@ -186,13 +183,13 @@ def _pool_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     """Where channels lie side by side, indices and gradient may be copied into the input's order."""
     yield RESULT
     if _channels_last(args[1]):
-        yield CallEvent("take", "copies", 0, more=_bytes(args[7]) + _bytes(args[1]))
+        yield CallEvent("take", "copies", 0, more=sizeof(args[7]) + sizeof(args[1]))
 
 
 def _abs(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     """The size of complex numbers is computed as complex numbers."""
     if args[0].is_complex():
-        yield CallEvent("take", "complex", _bytes(args[0]))
+        yield CallEvent("take", "complex", sizeof(args[0]))
     yield RESULT
 
 
@@ -214,9 +211,9 @@ def _bag_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     """Indices are sorted and counted; of a maximum, what was largest is taken column by column from copies."""
     if args[8] == LARGEST:
         yield RESULT
-        yield CallEvent("take", "copies", _bytes(args[5]) + _bytes(args[0]))
+        yield CallEvent("take", "copies", sizeof(args[5]) + sizeof(args[0]))
         return
-    yield CallEvent("take", "sorted indices", 3 * _bytes(args[1]))
+    yield CallEvent("take", "sorted indices", 3 * sizeof(args[1]))
     yield RESULT
 
 
@@ -299,13 +296,13 @@ def _lstm_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     grad = args[10]
     yield from (RESULT,) * len(results)
     if grad is not None and not grad.is_contiguous():
-        yield CallEvent("take", "gradient", _bytes(grad))
+        yield CallEvent("take", "gradient", sizeof(grad))
     yield from _lstm_inside(args[0], args[1:3], args[15])
 
 
 def _lstm_inside(x: Any, weights: Any, hidden: int) -> Iterator[CallEvent]:
     time, rows, _ = x.shape
-    size = sum(map(_bytes, weights))
+    size = sum(map(sizeof, weights))
     yield CallEvent("take", "weights", size, more=size + size // 4)  # small batches want them in two orders
     yield CallEvent("take", "gates", 4 * rows * (time * _whole(4 * hidden) + 2 * _whole(hidden)), more=64 * 1024)
 

@@ -18,6 +18,7 @@ from outsize.model.kernels.layouts import copy_bytes, works_last
 from outsize.model.kernels.normalization import backward_blocks, backward_copies, forward_blocks
 from outsize.model.kernels.recurrent import backward_events, forward_events
 from outsize.model.kernels.reduction import buffer_bytes
+from outsize.model.torch_port.objects import sizeof
 
 KiB, MiB = 2**10, 2**20
 
@@ -70,13 +71,9 @@ def blocks_of(scratch: Scratch, name: str, args: Any, results: list[Any], thread
     return NOTHING if row is None else row(scratch, args, results, thread)
 
 
-def _size(tensor: Any) -> int:
-    return int(tensor.numel()) * int(tensor.element_size())
-
-
 def _copies(*tensors: Any) -> tuple[int, ...]:
     """A contiguous copy of each tensor that is not contiguous."""
-    return tuple(_size(t) for t in tensors if t is not None and not t.is_contiguous())
+    return tuple(sizeof(t) for t in tensors if t is not None and not t.is_contiguous())
 
 
 def _copy(position: int) -> Row:
@@ -86,12 +83,12 @@ def _copy(position: int) -> Row:
 
 def _one_more(position: int) -> Row:
     """The row of an operator that takes a block of an argument's size after its results."""
-    return lambda scratch, args, results, thread: Blocks(after=(_size(args[position]),))
+    return lambda scratch, args, results, thread: Blocks(after=(sizeof(args[position]),))
 
 
 def _result_before(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     """A block of the result's size, before the result."""
-    return Blocks(before=(_size(results[0]),))
+    return Blocks(before=(sizeof(results[0]),))
 
 
 def _small(size: int) -> Row:
@@ -157,7 +154,7 @@ def _reduce(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     given = args[1] if len(args) > 1 and isinstance(args[1], list | tuple | int) else None
     axes = range(x.dim()) if given is None or given == [] else ([given] if isinstance(given, int) else given)
     cast = (
-        (_size(x) // x.element_size() * 8,)
+        (sizeof(x) // x.element_size() * 8,)
         if not x.dtype.is_floating_point and results and results[0].dtype != x.dtype
         else ()
     )
@@ -202,7 +199,7 @@ def _safe_softmax(scratch: Scratch, args: Any, results: Any, thread: str) -> Blo
 
 
 def _roll(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    return Blocks(before=(_size(args[0]),) if len(args[1]) > 1 else ())
+    return Blocks(before=(sizeof(args[0]),) if len(args[1]) > 1 else ())
 
 
 def _embedding_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
@@ -250,7 +247,7 @@ def _gru_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blo
 
 def _sort(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     count = int(args[0].numel())
-    return Blocks(after=(_size(args[0]), 8 * count, 8 * count))
+    return Blocks(after=(sizeof(args[0]), 8 * count, 8 * count))
 
 
 def _cast_sum(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from outsize.model.torch_port.objects import sizeof
+
 
 def is_last(tensor: Any) -> bool:
     """True where the channels are last in memory and that is not the plain layout as well."""
@@ -33,7 +35,7 @@ def copy_bytes(tensor: Any, last: bool) -> tuple[int, ...]:
     """The copy that is made of a tensor that is not in the required layout; () if none is made."""
     layout = layout_of(tensor) if last else None
     fits = tensor.is_contiguous() if layout is None else tensor.is_contiguous(memory_format=layout)
-    return () if fits else (int(tensor.numel()) * int(tensor.element_size()),)
+    return () if fits else (sizeof(tensor),)
 
 
 def _laid(tensor: Any, last: bool) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from outsize.model.kernels.layouts import copy_bytes, is_last
+from outsize.model.kernels.reduction import floor_power
 
 TILE = 64
 """Channels that cuDNN takes together."""
@@ -63,15 +64,11 @@ def backward_blocks(x: Any, weight: Any) -> tuple[int, ...]:
 
 def _partial(rows: int, channels: int, values: int) -> tuple[int, ...]:
     """(partial sums, counters) of torch's own kernel, () where one block sums a column alone."""
-    wide = min(_floor_power(channels), WIDE)
-    high = min(_floor_power(-(-rows // PER_THREAD)), THREADS // wide)
+    wide = min(floor_power(channels), WIDE)
+    high = min(floor_power(-(-rows // PER_THREAD)), THREADS // wide)
     if wide * high != THREADS:
-        wide = min(_floor_power(channels), THREADS // high)
+        wide = min(floor_power(channels), THREADS // high)
     across = min(-(-rows // (high * PER_THREAD)), MOST_HIGH)
     if across < LEAST_HIGH:
         return ()
     return (values * channels * across * 4, 4 * -(-channels // wide))
-
-
-def _floor_power(value: int) -> int:
-    return 1 << (max(1, value).bit_length() - 1)

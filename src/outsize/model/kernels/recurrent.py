@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from outsize.model.kernels.call_events import RESULT, CallEvent
+from outsize.model.torch_port.objects import sizeof
 
 MiB = 2**20
 
@@ -98,7 +99,7 @@ def forward_events(scratch: Any, args: Any, results: Any) -> Iterator[CallEvent]
     if dropout and scratch.first("dropout state", "any"):
         yield CallEvent("keep", "dropout state", DROPOUT_STATE)
     if args[10]:
-        yield CallEvent("take", "time first", _bytes(x))
+        yield CallEvent("take", "time first", sizeof(x))
     yield from (RESULT,) * 3
     yield CallEvent("take", "workspace", workspace(x, args[1], args[6], args[7], args[9], args[13], args[14], dropout))
     yield RESULT
@@ -109,17 +110,17 @@ def backward_events(scratch: Any, args: Any, results: Any) -> Iterator[CallEvent
     x, hx, cx, out, first = args[0], args[4], args[5], args[6], args[14]
     inside = workspace(x, args[1], args[10], args[11], args[13], args[17], args[18], args[15] if args[16] else 0.0)
     for name in ("state's gradient", "cell's gradient")[: 1 if cx is None else 2]:
-        yield CallEvent("take", name, _bytes(hx))
+        yield CallEvent("take", name, sizeof(hx))
     if first:
-        yield CallEvent("take", "input", _bytes(x))
-        yield CallEvent("take", "output", _bytes(out))
+        yield CallEvent("take", "input", sizeof(x))
+        yield CallEvent("take", "output", sizeof(out))
     yield from (RESULT,) * (2 if cx is None else 3)
     yield CallEvent("take", "workspace", inside)
     yield CallEvent("free", "workspace")
     if first:
         yield CallEvent("free", "output")
         yield CallEvent("free", "input")
-        yield CallEvent("take", "input again", _bytes(x))
+        yield CallEvent("take", "input again", sizeof(x))
     yield RESULT
     yield CallEvent("take", "second workspace", inside)
     yield CallEvent("free", "second workspace")
@@ -140,10 +141,6 @@ def workspace(x: Any, weights: Any, kind: int, hidden: int, layers: int, both: b
 def _padded(x: Any, sizes: Any) -> int:
     """Time steps if all sequences were as long as the longest."""
     return sizes[0] * len(sizes) if sizes else _rows(x)
-
-
-def _bytes(tensor: Any) -> int:
-    return int(tensor.numel()) * int(tensor.element_size())
 
 
 def _rows(x: Any) -> int:

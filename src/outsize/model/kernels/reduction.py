@@ -7,6 +7,7 @@ card: checked against 116 recorded reductions on an H200.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 THREADS = 512
@@ -29,7 +30,7 @@ def buffer_bytes(tensor: Any, axes: set[int], processors: int, threads_per_proce
     merged = _merge([Axis(n, strides[i], i in axes) for i, n in enumerate(shape) if n != 1])
     reduced = [axis for axis in merged if axis.reduced]
     kept = [axis for axis in merged if not axis.reduced]
-    inputs, outputs = _product(reduced), _product(kept)
+    inputs, outputs = (math.prod(axis.length for axis in axes_) for axes_ in (reduced, kept))
     if not reduced or inputs * outputs == 0:
         return ()
     inner = not kept or min(axis.stride for axis in reduced) < min(axis.stride for axis in kept)
@@ -57,7 +58,7 @@ def _split(
     threads: int,
 ) -> tuple[int, ...]:
     most = THREADS // vector
-    wide, high = min(_floor_power(dim0), most), min(_floor_power(dim1), most)
+    wide, high = min(floor_power(dim0), most), min(floor_power(dim1), most)
     width = min(wide, 32)
     height = min(high, most // width)
     width = min(wide, most // height)
@@ -102,12 +103,6 @@ def _vector(tensor: Any, merged: list[Axis], kept: list[Axis]) -> int:
     return vector
 
 
-def _product(axes: list[Axis]) -> int:
-    total = 1
-    for axis in axes:
-        total *= axis.length
-    return total
-
-
-def _floor_power(value: int) -> int:
+def floor_power(value: int) -> int:
+    """The largest power of two that is not above a value, at least one."""
     return 1 << (max(1, value).bit_length() - 1)

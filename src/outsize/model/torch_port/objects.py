@@ -32,6 +32,11 @@ def holders_of(key: int) -> int:
     return int(part("_C._storage_Use_Count")(key))
 
 
+def sizeof(tensor: Any) -> int:
+    """Bytes of a tensor's elements."""
+    return int(tensor.numel()) * int(tensor.element_size())
+
+
 def version_of(tensor: Any) -> int:
     """Grows with every write into a tensor."""
     return int(attribute(tensor, "_version"))

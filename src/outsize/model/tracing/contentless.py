@@ -32,6 +32,15 @@ from outsize.model.tracing.tracer import Tracer
 
 T = TypeVar("T")
 
+KINDS = (
+    torch.Tensor,
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    torch.amp.GradScaler,
+    torch.optim.lr_scheduler.LRScheduler,
+)
+"""What is copied without the contents of its tensors."""
+
 MOST = 1000
 """The most values that are searched for tensors in an object that a step reaches."""
 
@@ -184,7 +193,7 @@ def _replaced(value: Any, memo: Copies) -> Any:
         return value
     if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
         made = _rebind(value, memo)
-    elif isinstance(value, (*_kinds(), list, tuple, dict, set)) or hasattr(type(value), "__deepcopy__"):
+    elif isinstance(value, (*KINDS, list, tuple, dict, set)) or hasattr(type(value), "__deepcopy__"):
         return copy.deepcopy(value, memo)
     else:  # only what holds tensors is copied: an object may also hold files, locks and large arrays
         try:
@@ -199,7 +208,7 @@ def _replaced(value: Any, memo: Copies) -> Any:
 
 def _holds_tensors(value: Any, seen: set[int]) -> bool:
     """True where torch's tensors are in a value: in a container, an attribute, or what a function closes over."""
-    if isinstance(value, _kinds()):
+    if isinstance(value, KINDS):
         return True
     if id(value) in seen or len(seen) > MOST or isinstance(value, type | types.ModuleType):
         return False
@@ -227,13 +236,3 @@ def _is_empty(cell: types.CellType) -> bool:
         return cell.cell_contents is None
     except ValueError:  # a name that has no value yet
         return True
-
-
-def _kinds() -> tuple[Any, ...]:
-    return (
-        torch.Tensor,
-        torch.nn.Module,
-        torch.optim.Optimizer,
-        torch.amp.GradScaler,
-        torch.optim.lr_scheduler.LRScheduler,
-    )

@@ -11,55 +11,42 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from outsize.model.torch_port.dispatch import is_wrapper, parts_of, unwrap_functorch
 from outsize.model.torch_port.objects import key_of
 
 
+@dataclass(slots=True, eq=False)
 class Held:
     """One allocation from its birth to its end."""
 
-    __slots__ = (
-        "born",
-        "bytes",
-        "died",
-        "id",
-        "kind",
-        "label",
-        "line",
-        "module",
-        "most",
-        "node",
-        "op",
-        "phase",
-        "spare",
-        "step",
-    )
+    id: int
+    bytes: int
+    label: str
+    """Device the step believes it is on: `cuda:0`, `cpu`, `pinned`."""
+    op: str
+    born: int
+    """Number of the event that allocated it."""
+    step: int
+    """-1 while things are built, then the number of the step."""
+    phase: str
+    """`build`, `forward`, `backward`, `optimizer`."""
+    most: int = field(init=False)
+    """Most bytes it may have; the same except for the workspaces of convolutions."""
+    died: int | None = None
+    kind: str = ""
+    """`weights`, `gradients`, ...; empty until it is known."""
+    spare: bool = False
+    """True for a workspace that the library can make smaller if there is no room."""
+    module: str = ""
+    line: str = ""
+    node: int = -1
+    """Number of the autograd node whose backward made it."""
 
-    def __init__(self, id: int, size: int, label: str, op: str, born: int, step: int, phase: str) -> None:
-        self.id = id
-        self.bytes = size
-        self.most = size
-        """Most bytes it may have; the same except for the workspaces of convolutions."""
-        self.label = label
-        """Device the step believes it is on: `cuda:0`, `cpu`, `pinned`."""
-        self.op = op
-        self.born = born
-        """Number of the event that allocated it."""
-        self.died: int | None = None
-        self.step = step
-        """-1 while things are built, then the number of the step."""
-        self.phase = phase
-        """`build`, `forward`, `backward`, `optimizer`."""
-        self.kind = ""
-        """`weights`, `gradients`, ...; empty until it is known."""
-        self.spare = False
-        """True for a workspace that the library can make smaller if there is no room."""
-        self.module = ""
-        self.line = ""
-        self.node = -1
-        """Number of the autograd node whose backward made it."""
+    def __post_init__(self) -> None:
+        self.most = self.bytes
 
 
 class Ledger:

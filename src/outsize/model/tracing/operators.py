@@ -19,20 +19,6 @@ from outsize.model.tracing.rewrites import SHAPES, WHOLE
 class Operator:
     """One overload."""
 
-    __slots__ = (
-        "base",
-        "by_shapes",
-        "decomposes",
-        "draws",
-        "flops",
-        "func",
-        "known",
-        "mutable",
-        "name",
-        "pointwise",
-        "view",
-    )
-
     def __init__(self, func: Any) -> None:
         self.func = func  # held, so that no other gets its number
         self.name = str(func)

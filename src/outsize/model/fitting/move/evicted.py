@@ -23,9 +23,8 @@ from outsize.core.units import format_bytes
 from outsize.model.fitting.move.narrow_store import NarrowStore
 from outsize.model.fitting.move.out_of_memory import clear_up, in_a_line, is_out_of_memory
 from outsize.model.fitting.move.stores import Store
-from outsize.model.fitting.move.units import sizeof
 from outsize.model.torch_port.dispatch import no_subclass_functions, unseen
-from outsize.model.torch_port.objects import storage_key
+from outsize.model.torch_port.objects import sizeof, storage_key
 
 listeners: list[Callable[[Any], None]] = []
 """Called with a tensor whose storage was resized: ledgers that count storages at the dispatcher cannot see it there."""

@@ -17,8 +17,8 @@ from outsize.core.errors import OutOfMemory
 from outsize.core.units import format_bytes
 from outsize.model.fitting.move.evicted import EvictedStorages
 from outsize.model.fitting.move.out_of_memory import in_a_line, is_out_of_memory
-from outsize.model.fitting.move.units import sizeof
 from outsize.model.torch_port.dispatch import no_subclass_functions
+from outsize.model.torch_port.objects import sizeof
 
 
 class LoadingTensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,16 +25,14 @@ IN_FLIGHT = 256 * 2**20
 """Most bytes whose copy to the host has begun and not ended: a forward pass that is faster than the link waits."""
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
     """A place for so many bytes, and the ends of the last copies that wrote and read it."""
 
-    __slots__ = ("place", "read", "size", "written")
-
-    def __init__(self, place: Any, size: int) -> None:
-        self.place = place
-        self.size = size
-        self.written: Mark = None
-        self.read: Mark = None
+    place: Any
+    size: int
+    written: Mark = None
+    read: Mark = None
 
 
 class Store:

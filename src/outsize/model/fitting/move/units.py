@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outsize.model.fitting.move.ring import aligned
+from outsize.model.torch_port.objects import sizeof
 
 LISTS = ("Sequential", "ModuleList", "ModuleDict")
 """Containers that are always looked into: their forward pass, if there is one, is that of their children."""
@@ -81,11 +82,6 @@ class Cut:
     def places(self) -> list[Place]:
         """Every parameter once, at its home."""
         return [place for unit in (*self.units.values(), self.held) for place in unit.places]
-
-
-def sizeof(tensor: Any) -> int:
-    """Bytes of a tensor's elements."""
-    return int(tensor.numel()) * int(tensor.element_size())
 
 
 def cut_model(model: Any, limit: int, held: Collection[str] = (), order: Iterable[str] = ()) -> Cut:

@@ -18,13 +18,14 @@ from outsize.core.errors import InputError
 from outsize.model.fitting.move.mover import Mark, Mover
 from outsize.model.fitting.move.pinned_blocks import Weights
 from outsize.model.fitting.move.ring import Lease, Ring, aligned
-from outsize.model.fitting.move.units import Cut, Place, Unit, sizeof
+from outsize.model.fitting.move.units import Cut, Place, Unit
 from outsize.model.torch_port.objects import (
     buffer_table,
     flat_weights,
     norm_with_statistics,
     parameter_table,
     set_flat_weights,
+    sizeof,
     storage_key,
     version_of,
 )

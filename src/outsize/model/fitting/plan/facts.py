@@ -17,7 +17,7 @@ from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.mover import Mover
 from outsize.model.fitting.move.pinned_blocks import Layout, state_bytes
 from outsize.model.fitting.move.stores import IN_FLIGHT
-from outsize.model.fitting.move.units import Cut, cut_model, sizeof
+from outsize.model.fitting.move.units import Cut, cut_model
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.plan.foreign_tensors import Beside
 from outsize.model.fitting.plan.projection import RATES, Projection
@@ -25,6 +25,7 @@ from outsize.model.fitting.plan.recipe_ladder import Rung
 from outsize.model.fitting.plan.speeds import Rates, Timing
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update.optimizer_subset import room_of
+from outsize.model.torch_port.objects import sizeof
 
 CHUNK = 256 * 2**20
 """Bytes of logits in a chunk of the loss: small beside everything else, large enough to fill a card."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from outsize.core.failure import Exactness
 from outsize.model.fitting.batch import NotJoined
 from outsize.model.fitting.choice import UPDATES, Choice
-from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.plan.facts import HostedFacts
 from outsize.model.fitting.plan.host_memory import filed_bytes
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind
 from outsize.model.fitting.run.row_pieces import MixesRows
+from outsize.model.torch_port.objects import sizeof
 
 PARTS = (6, 3, 12, 24)
 """A unit has at most one part in so many of the device's budget."""

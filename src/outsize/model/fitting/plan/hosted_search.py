@@ -16,7 +16,7 @@ from outsize.core.units import format_bytes
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.pinned_blocks import state_bytes
 from outsize.model.fitting.move.ring import ALIGNMENT, aligned
-from outsize.model.fitting.move.units import Cut, cut_model, sizeof
+from outsize.model.fitting.move.units import Cut, cut_model
 from outsize.model.fitting.move.visits import Nested
 from outsize.model.fitting.plan.facts import HostedFacts
 from outsize.model.fitting.plan.foreign_tensors import say_beside
@@ -26,6 +26,7 @@ from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.plan.remedies import REMEDIES, remedies_on
 from outsize.model.fitting.plan.search import Candidate, Search
 from outsize.model.fitting.run.chunked_loss import find_head
+from outsize.model.torch_port.objects import sizeof
 
 ROUNDS = 8
 """How often a choice is traced until what the traces teach changes nothing."""

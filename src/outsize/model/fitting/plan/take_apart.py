@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from outsize.model.fitting.learn.findings import Findings
-from outsize.model.fitting.move.units import LISTS, sizeof
+from outsize.model.fitting.move.units import LISTS
 from outsize.model.fitting.plan.facts import Block, Facts, Ladder, Part
 from outsize.model.fitting.plan.projection import Projection, inclusive
 from outsize.model.fitting.plan.recipe_ladder import Rung, build_ladders
@@ -27,7 +27,7 @@ from outsize.model.fitting.run.frozen_weights import frozen_modules
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.run.sequential_runs import SPANS, find_spans
 from outsize.model.fitting.update.optimizer_subset import parameters_of
-from outsize.model.torch_port.objects import storage_key
+from outsize.model.torch_port.objects import sizeof, storage_key
 
 SHARE = 3
 """A module that keeps more than one part in so many of the activations is looked into: blocks are its children."""

@@ -12,6 +12,7 @@ import contextlib
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -82,14 +83,12 @@ Placing = Callable[[], AbstractContextManager[Any]]
 """A context in which a call makes its results where its first run did."""
 
 
+@dataclass(slots=True, eq=False)
 class Argument:
     """A tensor among the arguments of a call."""
 
-    __slots__ = ("node", "place")
-
-    def __init__(self, node: Node, place: Place) -> None:
-        self.node = node
-        self.place = place
+    node: Node
+    place: Place
 
 
 class Call:

@@ -29,8 +29,6 @@ UNWRITTEN = ("set_", "resize_", "resize_as_", "_resize_output_")
 class Kind:
     """One overload."""
 
-    __slots__ = ("base", "draws", "func", "like", "statistics", "view", "writes", "writes_first")
-
     def __init__(self, func: Any) -> None:
         self.func = func  # held, so that no other gets its number
         self.base = func.overloadpacket.__name__

@@ -11,11 +11,15 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from outsize.core.errors import InputError
+from outsize.model.fitting.run.forward_functions import other_forwards
 from outsize.model.torch_port.dispatch import no_subclass_functions, unseen
 from outsize.model.torch_port.objects import has_hooks
 
@@ -29,7 +33,7 @@ def chunked_cross_entropy(
     """
     if hidden.shape[:-1] != labels.shape:
         raise InputError(f"hidden states {tuple(hidden.shape)} and labels {tuple(labels.shape)} do not belong together")
-    total = _pieces()(
+    total = _Pieces.apply(
         hidden.reshape(-1, hidden.shape[-1]), weight, bias, labels.reshape(-1), chunks, ignore_index,
         hidden.device.type, True,
     )  # fmt: skip
@@ -41,42 +45,35 @@ def _autocast_type(kind: str) -> Any:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
-@functools.cache
-def _pieces() -> Callable[..., Any]:
-    """The autograd function; made once, since torch is imported late."""
-    from torch.autograd.function import once_differentiable
+class _Pieces(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Any, weight: Any, bias: Any, labels: Any, chunks: int, ignored: int, kind: str, wide: bool
+    ) -> Any:  # fmt: skip
+        lower = _autocast_type(kind)
+        with torch.autocast(kind, enabled=False):
+            matrix = weight if lower is None else weight.to(lower)
+            offset = bias if bias is None or lower is None else bias.to(lower)
+            gradients = _Gradients(ctx.needs_input_grad, hidden, weight, bias, matrix)
+            size = -(-hidden.shape[0] // max(1, min(chunks, hidden.shape[0])))
+            total = None
+            for start in range(0, hidden.shape[0], size):
+                rows, wanted = hidden[start : start + size].to(matrix.dtype), labels[start : start + size]
+                lost = _piece(gradients, start, (rows, matrix, offset, wanted), ignored, wide)
+                total = lost if total is None else total + lost
+        ctx.gradients = gradients
+        ctx.dtype = hidden.dtype
+        return total
 
-    class Pieces(torch.autograd.Function):  # type: ignore[misc]
-        @staticmethod
-        def forward(
-            ctx: Any, hidden: Any, weight: Any, bias: Any, labels: Any, chunks: int, ignored: int, kind: str, wide: bool
-        ) -> Any:  # fmt: skip
-            lower = _autocast_type(kind)
-            with torch.autocast(kind, enabled=False):
-                matrix = weight if lower is None else weight.to(lower)
-                offset = bias if bias is None or lower is None else bias.to(lower)
-                gradients = _Gradients(ctx.needs_input_grad, hidden, weight, bias, matrix)
-                size = -(-hidden.shape[0] // max(1, min(chunks, hidden.shape[0])))
-                total = None
-                for start in range(0, hidden.shape[0], size):
-                    rows, wanted = hidden[start : start + size].to(matrix.dtype), labels[start : start + size]
-                    lost = _piece(gradients, start, (rows, matrix, offset, wanted), ignored, wide)
-                    total = lost if total is None else total + lost
-            ctx.gradients = gradients
-            ctx.dtype = hidden.dtype
-            return total
-
-        @staticmethod
-        @once_differentiable  # type: ignore[untyped-decorator]
-        def backward(ctx: Any, factor: Any) -> Any:
-            found, ctx.gradients = ctx.gradients, None
-            if found is None:
-                raise RuntimeError("the loss in pieces keeps its gradients for one backward pass only")
-            hidden = None if found.hidden is None else found.hidden.to(ctx.dtype).mul_(factor)
-            rest = [None if value is None else value.mul_(factor) for value in (found.weight, found.bias)]
-            return hidden, *rest, None, None, None, None, None
-
-    return Pieces.apply  # type: ignore[no-any-return]
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, factor: Any) -> Any:
+        found, ctx.gradients = ctx.gradients, None
+        if found is None:
+            raise RuntimeError("the loss in pieces keeps its gradients for one backward pass only")
+        hidden = None if found.hidden is None else found.hidden.to(ctx.dtype).mul_(factor)
+        rest = [None if value is None else value.mul_(factor) for value in (found.weight, found.bias)]
+        return hidden, *rest, None, None, None, None, None
 
 
 class _Gradients:
@@ -107,8 +104,6 @@ class _Gradients:
 
 def _piece(gradients: _Gradients, start: int, given: Any, ignored: int, wide: bool) -> Any:
     """Summed loss of some rows; their part of the gradients is added."""
-    from torch.nn import functional
-
     rows, matrix, offset, wanted = given
     scores = functional.linear(rows, matrix, offset)
     scores = torch.log_softmax(scores.float() if wide else scores, -1)
@@ -123,57 +118,51 @@ def _piece(gradients: _Gradients, start: int, given: Any, ignored: int, wide: bo
     return total
 
 
+@dataclass(slots=True, eq=False)
 class Heads:
     """How heads are replaced, and what became of their logits."""
 
-    def __init__(self, chunks: int, kind: str) -> None:
-        self.chunks = chunks
-        self.kind = kind
-        """Kind of device; a tensor without contents does not know."""
-        self.taken = 0
-        """How often a cross entropy took its loss from them."""
-        self.made = 0
-        """How often something else wanted the logits themselves."""
+    chunks: int
+    kind: str
+    """Kind of device; a tensor without contents does not know."""
+    taken: int = 0
+    """How often a cross entropy took its loss from them."""
+    made: int = 0
+    """How often something else wanted the logits themselves."""
 
 
-@functools.cache
-def _logits_class() -> Any:
-    class Logits(torch.Tensor):  # type: ignore[misc]
-        """Stands for `linear(hidden, weight, bias)`: its shape, type and device, one element of memory."""
+class _Logits(torch.Tensor):  # type: ignore[misc]
+    """Stands for `linear(hidden, weight, bias)`: its shape, type and device, one element of memory."""
 
-        _source: Any
-        _made: Any
+    _source: Any
+    _made: Any
 
-        @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
-            name = getattr(func, "__name__", "")
-            if name == "__get__":
-                name = f"get {func.__self__.__name__}"
-            with no_subclass_functions():
-                rule = _RULES.get(name)
-                found = rule(func, args, kwargs) if rule is not None else NotImplemented
-                if found is not NotImplemented:
-                    return found
-            return func(*_made(args), **_made(kwargs))
-
-    return Logits
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            name = f"get {func.__self__.__name__}"
+        with no_subclass_functions():
+            rule = _RULES.get(name)
+            found = rule(func, args, kwargs) if rule is not None else NotImplemented
+            if found is not NotImplemented:
+                return found
+        return func(*_made(args), **_made(kwargs))
 
 
 def _stand_for(hidden: Any, head: Any, heads: Heads, wide: bool = False) -> Any:
     """The tensor that stands for a head's logits; `wide`: they were cast to float32."""
     dtype = torch.float32 if wide else (_autocast_type(heads.kind) or hidden.dtype)
     blank = hidden.detach().new_empty((1,), dtype=dtype).expand(*hidden.shape[:-1], head.weight.shape[0])
-    logits = unseen(blank.as_subclass, _logits_class())
+    logits = unseen(blank.as_subclass, _Logits)
     logits._source, logits._made = (hidden, head, heads, wide), None
     return logits
 
 
 def _made(value: Any) -> Any:
     """The real logits in the place of what stands for them."""
-    from torch.nn import functional
-
-    if isinstance(value, _logits_class()):
+    if isinstance(value, _Logits):
         if value._made is None:
             hidden, head, heads, wide = value._source
             heads.made += 1
@@ -231,7 +220,7 @@ def _cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
     given: tuple[Any, ...] = (hidden, head.weight, head.bias)
     if not torch.is_grad_enabled():  # an autograd function is told of tensors that want gradients all the same
         given = tuple(tensor if tensor is None else tensor.detach() for tensor in given)
-    total = _pieces()(*given, labels, heads.chunks, ignored, heads.kind, wide)
+    total = _Pieces.apply(*given, labels, heads.chunks, ignored, heads.kind, wide)
     return total if said["reduction"] == "sum" else total / (labels != ignored).sum()
 
 
@@ -269,17 +258,14 @@ def find_head(model: Any, ran: list[str]) -> str | None:
 def chunked_heads(model: Any, names: tuple[str, ...], chunks: int, kind: str, always: bool = False) -> Iterator[Heads]:
     """Heads hand on what stands for their logits, in training only or always."""
     heads = Heads(chunks, kind)
-    changed = [module for name, module in model.named_modules() if name in names]
-    for head in changed:
 
-        def forward(hidden: Any, head: Any = head) -> Any:
-            if not always and not torch.is_grad_enabled():
-                return torch.nn.functional.linear(hidden, head.weight, head.bias)
-            return _stand_for(hidden, head, heads)
+    def forward(head: Any, hidden: Any) -> Any:
+        if not always and not torch.is_grad_enabled():
+            return functional.linear(hidden, head.weight, head.bias)
+        return _stand_for(hidden, head, heads)
 
-        head.__dict__["forward"] = forward
-    try:
+    with other_forwards() as put:
+        for name, module in model.named_modules():
+            if name in names:
+                put(module, functools.partial(forward, module))
         yield heads
-    finally:
-        for head in changed:
-            head.__dict__.pop("forward", None)

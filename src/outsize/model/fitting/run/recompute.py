@@ -215,7 +215,7 @@ class SavedInputs:
 
         self._values = transform(args, note)
         """Places of tensors in copies of the lists and dicts that hold them: the caller may go on filling its own."""
-        self._saver = _saver().apply(torch.empty(0, requires_grad=True), *tensors.values())
+        self._saver = _Saver.apply(torch.empty(0, requires_grad=True), *tensors.values())
         """Its node alone would not keep what it saves."""
         self._kwargs = transform(kwargs, lambda _, tensor: tensor)
 
@@ -229,21 +229,17 @@ class SavedInputs:
         return args, transform(self._kwargs, lambda _, tensor: tensor)
 
 
-@functools.cache
-def _saver() -> Any:
-    class Saver(torch.autograd.Function):  # type: ignore[misc]
-        """A node that saves what it is given and is part of no graph."""
+class _Saver(torch.autograd.Function):  # type: ignore[misc]
+    """A node that saves what it is given and is part of no graph."""
 
-        @staticmethod
-        def forward(ctx: Any, nothing: Any, *tensors: Any) -> Any:
-            ctx.save_for_backward(*tensors)
-            return nothing.clone()
+    @staticmethod
+    def forward(ctx: Any, nothing: Any, *tensors: Any) -> Any:
+        ctx.save_for_backward(*tensors)
+        return nothing.clone()
 
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            raise AssertionError("nobody goes back through it")
-
-    return Saver
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise AssertionError("nobody goes back through it")
 
 
 class WaitingInputs:

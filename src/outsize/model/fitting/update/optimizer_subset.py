@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
-from outsize.model.fitting.move.units import sizeof
-from outsize.model.torch_port.objects import has_step_hooks, multiply_each
+from outsize.model.torch_port.objects import has_step_hooks, multiply_each, sizeof
 
 ONE_BY_ONE = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop",

@@ -17,7 +17,6 @@ from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.evicted import EvictedStorages
 from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.move.stores import StoredTensor
-from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.update.clip_and_scale import clip_factor
 from outsize.model.fitting.update.gradient_sink import Sink
 from outsize.model.fitting.update.optimizer_subset import (
@@ -32,6 +31,7 @@ from outsize.model.fitting.update.optimizer_subset import (
     why_not_one_by_one,
 )
 from outsize.model.fitting.update.undo_log import UndoRecord
+from outsize.model.torch_port.objects import sizeof
 
 CLONED = 64 * 2**20
 """Bytes that are copied on the card at once on their way to the log, so that an update need not wait for the link; a larger

@@ -14,10 +14,11 @@ import torch
 from outsize.model.fitting.move.mover import Mark, Mover
 from outsize.model.fitting.move.pinned_blocks import State, Weights, state_bytes
 from outsize.model.fitting.move.ring import Lease, Ring, aligned
-from outsize.model.fitting.move.units import Place, sizeof
+from outsize.model.fitting.move.units import Place
 from outsize.model.fitting.move.visits import Visits
 from outsize.model.fitting.update.gradient_sink import Sink, flat_bytes
 from outsize.model.fitting.update.optimizer_subset import drop_gradients, step_only
+from outsize.model.torch_port.objects import sizeof
 
 
 class UpdateOnCard(Sink):

@@ -19,11 +19,12 @@ from outsize.model.fitting.move.mover import Mover
 from outsize.model.fitting.move.pinned_blocks import HostTensors
 from outsize.model.fitting.move.ring import Lease, Ring, aligned
 from outsize.model.fitting.move.scratch_file import ScratchFile
-from outsize.model.fitting.move.units import Cut, Place, sizeof
+from outsize.model.fitting.move.units import Cut, Place
 from outsize.model.fitting.update.clip_and_scale import GradientCheck
 from outsize.model.fitting.update.gradient_sink import Sink, add_gradient, flat_bytes
 from outsize.model.fitting.update.optimizer_subset import drop_gradients, step_only
 from outsize.model.fitting.update.update_on_card import UpdateOnCard
+from outsize.model.torch_port.objects import sizeof
 
 
 class UpdateOnHost(Sink):
