@@ -112,14 +112,9 @@ def _estimate(
         return footprint if grown is None else dataclasses.replace(footprint, growth=(grown,))
     after = [] if seq is None else [seq]
     line = growth.fit("batch", lambda size: job.play(size, *after, steps=growth.STEPS), batch, peak)
-    found = tuple(growing for growing in (line, grown) if growing is not None)
-    if line is None:
-        note = f"no other batch than {batch} was accepted by the step, so its growth is not known"
-        return dataclasses.replace(footprint, growth=found, notes=(*footprint.notes, note))
-    known = {batch: replayed}
-    place = None if capacity is None else growth.Place("the budget" if chosen is None else chosen.name, capacity)
-    largest = growth.largest(line, place, lambda size: known.get(size) or job.play(size, *after))
-    return dataclasses.replace(footprint, growth=found, largest=largest)
+    return growth.with_growth(
+        footprint, line, grown, batch, chosen, capacity, lambda size: replayed if size == batch else job.play(size, *after)
+    )  # fmt: skip
 
 
 def capacity_of(card: Card | None, budget: int | str | None) -> int | None:

@@ -8,13 +8,14 @@ sequence.) If a capacity is given, the largest batch is found by tracing.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
 from outsize.core.cards import CARDS, Card
 from outsize.core.errors import InputError
-from outsize.core.footprint import Growth, Largest
+from outsize.core.footprint import Footprint, Growth, Largest
 from outsize.core.noun import Known
 from outsize.core.units import MiB
 from outsize.model.estimation.pressure import gets_through
@@ -122,6 +123,19 @@ def largest(
     return tuple(rows)
 
 
+def with_growth(
+    found: Footprint, line: Growth | None, other: Growth | None, batch: int, card: Card | None, capacity: int | None, play: Play,
+    room: Callable[[Card], int] = lambda card: card.usable,
+) -> Footprint:  # fmt: skip
+    """The footprint with how it grows with its batch (`line`) and its sequence, and the largest batch."""
+    laws = tuple(law for law in (line, other) if law is not None)
+    if line is None:
+        note = f"no other batch than {batch} was accepted by the step, so its growth is not known"
+        return dataclasses.replace(found, growth=laws, notes=(*found.notes, note))
+    place = None if capacity is None else Place("the budget" if card is None else card.name, capacity)
+    return dataclasses.replace(found, growth=laws, largest=largest(line, place, play, room))
+
+
 def _last(growth: Growth, capacity: int) -> int:
     """The largest size whose projected peak is inside the capacity."""
     if growth.at(1) > capacity:
@@ -131,10 +145,7 @@ def _last(growth: Growth, capacity: int) -> int:
         low, high = high, 2 * high
     if growth.at(high) <= capacity:
         return MOST
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if growth.at(middle) <= capacity else (low, middle)
-    return low
+    return low + bisect.bisect_right(range(low + 1, high), capacity, key=growth.at)
 
 
 def search(place: str, capacity: int, play: Play, guess: int, unit: int = 1) -> Largest:

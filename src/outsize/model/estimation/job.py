@@ -28,11 +28,11 @@ from outsize.core.footprint import Amount, Footprint, Loading
 from outsize.core.memory import HOST, Pool
 from outsize.core.noun import Known
 from outsize.core.units import format_bytes
-from outsize.model.estimation import growth, replayed_steps
+from outsize.model.estimation import growth, moments, replayed_steps
 from outsize.model.estimation import host_memory as host
 from outsize.model.estimation import margins as constants
 from outsize.model.estimation import ranks as spread
-from outsize.model.estimation.replayed_steps import ReplayedSteps
+from outsize.model.estimation.replayed_steps import KINDS, ReplayedSteps
 from outsize.model.torch_port.compiler import CompilerFailed
 from outsize.model.torch_port.parts import find_ours
 from outsize.model.tracing import contentless
@@ -171,7 +171,8 @@ class Job:
         talk, most = spread.nccl_of(self.spreading) if not on_host else (0, 0)
         if self.spreading is not None:
             notes += spread.notes_of(self.spreading, on_host)
-        guessed, unmeasured = bool(notes), replayed_steps.unmeasured_at_peak(replayed)
+        alive = replayed.alive
+        guessed, unmeasured = bool(notes), replayed_steps.unmeasured(alive)
         if unmeasured > UNMEASURED * replayed.likely.peak.requested:
             notes.append(
                 f"{format_bytes(unmeasured)} at the peak are scratch of kernels that were not measured in these sizes: the peak "
@@ -183,6 +184,7 @@ class Job:
         )
         use = dataclasses.replace(use, bytes=use.bytes + talk, bound=use.bound + most)
         room = capacity if card is None or capacity is None else capacity - most  # a budget is torch's alone
+        highest = replayed.samples[replayed.peak].allocated if replayed.samples else 0
         return Footprint(
             name=self.name,
             pool=HOST if on_host else Pool(kind="device", index=int(self.label.partition(":")[2] or 0)),
@@ -193,11 +195,13 @@ class Job:
             peak_allocated=allocated,
             peak_reserved=reserved,
             device_use=use,
-            parts=replayed_steps.parts_at_peak(replayed),
-            modules=replayed_steps.largest_at_peak(replayed, lambda held: held.module),
-            lines=replayed_steps.largest_at_peak(replayed, lambda held: held.line),
-            kinds=replayed_steps.KINDS,
-            timeline=replayed_steps.timeline(replayed),
+            parts=moments.by_kind(alive, KINDS, highest, replayed_steps.known_of),
+            modules=moments.largest(alive, lambda held: held.module, Known.EXACT),
+            lines=moments.largest(alive, lambda held: held.line, Known.EXACT),
+            kinds=KINDS,
+            timeline=moments.timeline(
+                replayed.events, replayed.samples, KINDS, replayed_steps.describe, lambda held: held.line or held.module
+            ),
             peak_label=replayed_steps.describe(replayed.events[replayed.peak][1]) if replayed.events else "build",
             host=None if on_host else host.side(tracer, loaded),
             loading=loaded,

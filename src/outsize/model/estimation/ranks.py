@@ -9,10 +9,9 @@ of the optimizer. The model counts as built in parts: what was whole before it w
 from __future__ import annotations
 
 import contextlib
-import functools
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -189,12 +188,14 @@ def find_objects(given: Any) -> tuple[list[Any], list[Any]]:
     """Models and optimizers that values hold: in containers, attributes, partial functions and what functions close over."""
     import torch
 
+    from outsize.model.tracing.contentless import inside
+
     models: list[Any] = []
     optimizers: list[Any] = []
     seen: set[int] = set()
 
     def look(value: Any, depth: int) -> None:
-        if id(value) in seen or depth > DEEP:
+        if id(value) in seen or depth > DEEP or isinstance(value, type | types.ModuleType):
             return
         seen.add(id(value))
         if isinstance(value, torch.nn.Module):
@@ -202,35 +203,12 @@ def find_objects(given: Any) -> tuple[list[Any], list[Any]]:
         elif isinstance(value, torch.optim.Optimizer):
             optimizers.append(value)
         else:
-            for item in _inside(value):
+            for item in inside(value):
                 look(item, depth + 1)
 
     look(given, 0)
-    inside = {id(child) for model in models for child in model.modules() if child is not model}
-    return [m for m in models if id(m) not in inside and any(True for _ in m.parameters())], optimizers
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    if isinstance(value, list | tuple | set):
-        return value
-    if isinstance(value, functools.partial):
-        return (value.func, *value.args, *value.keywords.values())
-    if isinstance(value, types.MethodType):
-        return (value.__self__,)
-    if isinstance(value, types.FunctionType):
-        return [item for cell in value.__closure__ or () for item in _contents(cell)]
-    if isinstance(value, type | types.ModuleType | str | bytes):
-        return ()
-    return vars(value).values() if hasattr(value, "__dict__") else ()
-
-
-def _contents(cell: types.CellType) -> list[Any]:
-    try:
-        return [cell.cell_contents]
-    except ValueError:  # a name that has no value yet
-        return []
+    children = {id(child) for model in models for child in model.modules() if child is not model}
+    return [m for m in models if id(m) not in children and any(True for _ in m.parameters())], optimizers
 
 
 def find_blocks(model: Any) -> list[Any]:

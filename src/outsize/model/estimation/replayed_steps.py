@@ -9,16 +9,15 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
-from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
 from outsize.allocator import CudaSettings, replay
 from outsize.core.allocation import Replay, Sample
-from outsize.core.footprint import Layers, Phase
-from outsize.core.memory import Part
+from outsize.core.footprint import Phase
 from outsize.core.noun import Known
 from outsize.core.units import MiB
+from outsize.model.estimation import moments
 from outsize.model.tracing.generation import CACHES
 from outsize.model.tracing.ledger import Held, Ledger
 from outsize.model.tracing.replay import Happened, as_events, happened_on, largest_size, likely_size
@@ -28,9 +27,6 @@ KINDS = (
 )  # fmt: skip
 SOMEWHAT = (4 * MiB, 8 * MiB, 16 * MiB)
 """Bytes added to uncertain sizes for the bound: partial sums of convolutions vary by that much."""
-
-STRETCHES = 400
-"""Points of a timeline."""
 
 
 class ReplayedSteps(NamedTuple):
@@ -44,8 +40,12 @@ class ReplayedSteps(NamedTuple):
     @property
     def peak(self) -> int:
         """Number of the event at which allocated bytes were highest."""
-        allocated = [sample.allocated for sample in self.samples]
-        return allocated.index(max(allocated)) if allocated else -1
+        return max(range(len(self.samples)), key=lambda number: self.samples[number].allocated, default=-1)
+
+    @property
+    def alive(self) -> list[Held]:
+        """What was there then."""
+        return moments.alive_at(self.events, self.peak)
 
 
 def follow(ledger: Ledger, label: str, allocator: str, settings: CudaSettings | None = None) -> ReplayedSteps:
@@ -118,76 +118,14 @@ def name_kinds(ledger: Ledger) -> None:
             held.kind = "activations" if saved or not backward else "temporaries"
 
 
-def alive_at(replayed: ReplayedSteps, event: int) -> list[Held]:
-    """Records that are alive after an event."""
-    alive: dict[int, Held] = {}
-    for alloc, held in replayed.events[: event + 1]:
-        if alloc:
-            alive[held.id] = held
-        else:
-            alive.pop(held.id, None)
-    return list(alive.values())
+def unmeasured(alive: list[Held]) -> int:
+    """Bytes of kernels' scratch that no measurement of that very call stands behind: only likely, with a bound."""
+    return sum(held.bytes for held in alive if held.kind == "workspace" and held.most != held.bytes)
 
 
-def parts_at_peak(replayed: ReplayedSteps) -> tuple[Part, ...]:
-    """By kind, with the allocator's rounding as a part of its own."""
-    if not replayed.samples:
-        return ()
-    sums = _sum(alive_at(replayed, replayed.peak), lambda held: held.kind)
-    parts = [Part(name=kind, bytes=sums[kind], known=_known(kind)) for kind in KINDS if sums.get(kind)]
-    rounding = replayed.samples[replayed.peak].allocated - sum(sums.values())
-    return (*parts, Part(name="rounding", bytes=rounding, known=Known.ESTIMATE)) if rounding else tuple(parts)
-
-
-def unmeasured_at_peak(replayed: ReplayedSteps) -> int:
-    """Bytes of kernels' scratch at the peak that no measurement of that very call stands behind: only likely, with a bound."""
-    if not replayed.samples:
-        return 0
-    return sum(
-        held.bytes for held in alive_at(replayed, replayed.peak) if held.kind == "workspace" and held.most != held.bytes
-    )
-
-
-def _known(kind: str) -> Known:
+def known_of(kind: str) -> Known:
+    """How well the bytes of a kind are known."""
     return Known.ESTIMATE if kind == "workspace" else Known.EXACT
-
-
-def largest_at_peak(replayed: ReplayedSteps, key: Callable[[Held], str], count: int = 12) -> tuple[Part, ...]:
-    """By module or line, largest first."""
-    if not replayed.samples:
-        return ()
-    sums = _sum(alive_at(replayed, replayed.peak), key)
-    named = sorted(((size, name) for name, size in sums.items() if name), reverse=True)[:count]
-    return tuple(Part(name=name, bytes=size, known=Known.EXACT) for size, name in named)
-
-
-def _sum(records: list[Held], key: Callable[[Held], str]) -> dict[str, int]:
-    sums: dict[str, int] = defaultdict(int)
-    for held in records:
-        sums[key(held)] += held.bytes
-    return sums
-
-
-def timeline(replayed: ReplayedSteps) -> tuple[Layers, ...]:
-    """The highest moment in each of `STRETCHES` equal parts of the trace."""
-    width = max(1, -(-len(replayed.events) // STRETCHES))
-    now = dict.fromkeys(KINDS, 0)
-    out: list[Layers] = []
-    total = 0
-    best: tuple[int, int, tuple[int, ...]] = (-1, 0, ())
-    for number, (alloc, held) in enumerate(replayed.events):
-        change = held.bytes if alloc else -held.bytes
-        now[held.kind] += change
-        total += change
-        if total > best[0]:
-            best = (total, number, tuple(now.values()))
-        if number % width == width - 1 or number == len(replayed.events) - 1:
-            at, reserved = replayed.events[best[1]][1], replayed.samples[best[1]].reserved
-            out.append(
-                Layers(time=best[1], label=describe(at), bytes=best[2], reserved=reserved, line=at.line or at.module)
-            )
-            best = (-1, number, ())
-    return tuple(out)
 
 
 def describe(held: Held) -> str:

@@ -138,11 +138,6 @@ class Choice(Placement):
         return _passes(self)
 
     @property
-    def runs(self) -> int:
-        """How often the passes run in a step: once a slice."""
-        return self.slices
-
-    @property
     def cut(self) -> Choice:
         """The batch is cut alike, and nothing else is done."""
         return Choice(slices=self.slices, first=self.first)

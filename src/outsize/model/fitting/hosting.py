@@ -261,7 +261,8 @@ class HostedPlanner(Planner):
             with quiet, watching(runner.weights.visits) as seen:
                 start = time.perf_counter()
                 if self.request.call is not None:
-                    runner.rehearse_inference(self.request.batch, self.request.call)
+                    with runner.weights.rehearsal():  # nobody wants its output
+                        runner.infer(self.request.batch, self.request.call)
                 else:
                     runner.rehearse(self.request.batch)
                 runner.weights.mover.drain()

@@ -6,7 +6,6 @@ XLA allocates the same for every call of a compiled function.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -101,12 +100,4 @@ def _grown(job: _Job, found: Footprint, batch: int, seq: int | None) -> Footprin
     grown = None
     if seq is not None:
         grown = growth.fit("sequence", lambda size: job.footprint(batch, size).peak_reserved.bound, seq, at(batch))
-    laws = tuple(law for law in (line, grown) if law is not None)
-    if line is None:
-        note = f"no other batch than {batch} was accepted by the step, so its growth is not known"
-        return dataclasses.replace(found, growth=laws, notes=(*found.notes, note))
-    place = None
-    if job.capacity is not None:
-        place = growth.Place("the budget" if job.card is None else job.card.name, job.capacity)
-    largest = growth.largest(line, place, at, room=arena.arena_of)
-    return dataclasses.replace(found, growth=laws, largest=largest)
+    return growth.with_growth(found, line, grown, batch, job.card, job.capacity, at, room=arena.arena_of)

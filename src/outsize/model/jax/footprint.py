@@ -13,6 +13,7 @@ from outsize.core.footprint import Amount, Footprint, Layers
 from outsize.core.memory import HOST, Part, Pool
 from outsize.core.noun import Known
 from outsize.core.units import MiB
+from outsize.model.estimation.moments import STRETCHES
 from outsize.model.jax import arena
 from outsize.model.jax.arguments import INPUTS, STATE, WEIGHTS, Call, is_spread
 from outsize.model.jax.compiled import Compiled
@@ -21,8 +22,6 @@ from outsize.model.jax.liveness import Lived, Moment
 KINDS = (WEIGHTS, "outputs", "constants", STATE, INPUTS, "code", "temporaries")
 RUNTIME = 220 * MiB
 """Resident bytes of a process that has imported JAX and compiled a step for the CPU: 221 MiB with 0.10.2."""
-STRETCHES = 400
-"""Points of a timeline."""
 
 
 def make(

@@ -18,6 +18,8 @@ from outsize.core.footprint import Amount, Footprint, Largest
 from outsize.core.memory import HOST, Pool
 from outsize.core.noun import Known
 from outsize.core.units import MiB, parse_bytes
+from outsize.model.estimation import growth, moments
+from outsize.model.estimation.replayed_steps import ReplayedSteps
 from outsize.model.frameworks import FIRST
 from outsize.model.keras import contentless, parts, port
 from outsize.model.keras.executor import Order
@@ -153,9 +155,9 @@ def _footprint(
 ) -> Footprint:
     followed, peak = played.followed, played.likely.peak
     phases = parts.name_kinds(played.traced, followed)
-    allocated = [sample.allocated for sample in played.likely.samples]
-    at = allocated.index(max(allocated)) if allocated else -1
-    alive = parts.alive_at(followed, at)
+    samples = played.likely.samples
+    at = max(range(len(samples)), key=lambda number: samples[number].allocated, default=-1)
+    alive, highest = moments.alive_at(followed.events, at), samples[at].allocated if samples else 0
     use, most = (BASE, BASE) if on_host else (CONTEXT_BYTES, CONTEXT_BYTES)
     reserved = Amount(bytes=peak.reserved, bound=played.reserved, known=Known.ESTIMATE)
     likely, bound = reserved.bytes, reserved.bound
@@ -167,9 +169,13 @@ def _footprint(
         peak_allocated=Amount(bytes=peak.allocated, bound=max(played.bound, _more(peak.allocated)), known=Known.ESTIMATE),
         peak_reserved=reserved,
         device_use=Amount(bytes=likely + use, bound=bound + most, known=Known.ESTIMATE),
-        parts=parts.by_kind(alive, allocated[at] if allocated else 0), modules=parts.largest(alive, parts.layer_of),
-        lines=parts.largest(alive, parts.line_of), kinds=parts.KINDS,
-        timeline=parts.timeline(followed, played.likely.samples, phases),
+        parts=moments.by_kind(alive, parts.KINDS, highest, lambda kind: Known.ESTIMATE),
+        modules=moments.largest(alive, parts.layer_of, Known.ESTIMATE),
+        lines=moments.largest(alive, parts.line_of, Known.ESTIMATE), kinds=parts.KINDS,
+        timeline=moments.timeline(
+            followed.events, samples, parts.KINDS, lambda made: parts.moment(made, phases),
+            lambda made: parts.line_of(made) or parts.layer_of(made),
+        ),
         peak_label=parts.moment(followed.events[at][1], phases) if followed.events else "build",
         card=card, capacity=capacity, fits=fits if not guesses else (fits and None),
         notes=(*played.traced.notes, *_settings(on_host), *guesses), guesses=guesses,
@@ -214,9 +220,6 @@ def _with_growth(
     capacity: int | None,
 ) -> Footprint:
     """How the peak grows with the batch, and the largest batch that fits."""
-    from outsize.model.estimation import growth
-    from outsize.model.estimation.replayed_steps import ReplayedSteps
-
     seen: dict[int, Played] = {rows: played}
 
     def at(size: int) -> Played:
@@ -224,19 +227,17 @@ def _with_growth(
             seen[size] = trace(size)
         return seen[size]
 
-    line = growth.fit(
-        "batch", lambda size: ReplayedSteps([], (), at(size).likely, at(size).likely), rows, played.likely.peak.reserved
-    )
-    if line is None:
-        note = f"no other batch than {rows} was accepted by the step, so its growth is not known"
-        return dataclasses.replace(footprint, notes=(*footprint.notes, note))
-    found = growth.largest(line, None, lambda size: ReplayedSteps([], (), at(size).likely, at(size).likely))
-    if capacity is not None:
-        place = "the budget" if card is None else card.name
-        size, needs = largest_batch(lambda size: at(size).reserved, capacity, rows)
-        named = Largest(place=place, capacity=capacity, size="batch", largest=size, next_needs=needs, known=Known.BOUND)
-        found = (named, *(row for row in found if row.place != place))
-    return dataclasses.replace(footprint, growth=(line,), largest=found)
+    def likely(size: int) -> ReplayedSteps:
+        return ReplayedSteps([], (), at(size).likely, at(size).likely)
+
+    line = growth.fit("batch", likely, rows, played.likely.peak.reserved)
+    grown = growth.with_growth(footprint, line, None, rows, card, None, likely)
+    if line is None or capacity is None:
+        return grown
+    place = "the budget" if card is None else card.name
+    size, needs = largest_batch(lambda size: at(size).reserved, capacity, rows)
+    named = Largest(place=place, capacity=capacity, size="batch", largest=size, next_needs=needs, known=Known.BOUND)
+    return dataclasses.replace(grown, largest=(named, *(row for row in grown.largest if row.place != place)))
 
 
 def largest_batch(bound: Callable[[int], int], capacity: int, guess: int) -> tuple[int, int | None]:

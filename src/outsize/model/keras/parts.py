@@ -7,22 +7,15 @@ update) and who reads it; layers from the scopes in operators' names, lines from
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
-from outsize.core.allocation import AllocationEvent, Sample
-from outsize.core.footprint import Layers
-from outsize.core.memory import Part
-from outsize.core.noun import Known
+from outsize.core.allocation import AllocationEvent
 from outsize.model.keras.buffers import Buffer
 from outsize.model.keras.graph import GRADIENTS, Flat, is_gradient
 from outsize.model.keras.kernels import SHARE
 from outsize.model.keras.trace import Followed, Traced, after_gradients, phase_of
 
 KINDS = ("weights", "buffers", "gradients", "optimizer state", "inputs", "activations", "temporaries")
-STRETCHES = 400
-"""Points of a timeline."""
 
 
 def name_kinds(traced: Traced, followed: Followed) -> dict[int, str]:
@@ -74,31 +67,6 @@ def as_events(followed: Followed) -> list[AllocationEvent]:
     ]
 
 
-def alive_at(followed: Followed, event: int) -> list[Buffer]:
-    """Buffers that are held after an event."""
-    alive: dict[int, Buffer] = {}
-    for alloc, buffer in followed.events[: event + 1]:
-        if alloc:
-            alive[buffer.id] = buffer
-        else:
-            alive.pop(buffer.id, None)
-    return list(alive.values())
-
-
-def by_kind(alive: list[Buffer], allocated: int) -> tuple[Part, ...]:
-    """Parts that add up to what the allocator handed out."""
-    sums = _sum(alive, lambda buffer: buffer.kind)
-    parts = [Part(name=kind, bytes=sums[kind], known=Known.ESTIMATE) for kind in KINDS if sums.get(kind)]
-    rounding = allocated - sum(part.bytes for part in parts)
-    return (*parts, Part(name="rounding", bytes=rounding, known=Known.ESTIMATE)) if rounding > 0 else tuple(parts)
-
-
-def largest(alive: list[Buffer], name: Callable[[Buffer], str], count: int = 12) -> tuple[Part, ...]:
-    """The largest sums, by layer or line."""
-    sums = sorted(((size, key) for key, size in _sum(alive, name).items() if key), reverse=True)
-    return tuple(Part(name=key, bytes=size, known=Known.ESTIMATE) for size, key in sums[:count])
-
-
 def layer_of(buffer: Buffer) -> str:
     """The layer in an operator's name: `gradient_tape/sequential/dense/MatMul` -> `sequential/dense`."""
     name = buffer.name
@@ -126,36 +94,6 @@ def line_of(buffer: Buffer) -> str:
     return ""
 
 
-def timeline(followed: Followed, samples: tuple[Sample, ...], phases: dict[int, str]) -> tuple[Layers, ...]:
-    """The highest moment in each of some equal stretches."""
-    width = max(1, -(-len(followed.events) // STRETCHES))
-    now, total = dict.fromkeys(KINDS, 0), 0
-    best: tuple[int, int, tuple[int, ...]] = (-1, 0, ())
-    found = []
-    for number, (alloc, buffer) in enumerate(followed.events):
-        change = buffer.bytes if alloc else -buffer.bytes
-        now[buffer.kind] = now.get(buffer.kind, 0) + change
-        total += change
-        if total > best[0]:
-            best = (total, number, tuple(now[kind] for kind in KINDS))
-        if number % width == width - 1 or number == len(followed.events) - 1:
-            at = followed.events[best[1]][1]
-            label = moment(at, phases)
-            line = line_of(at) or layer_of(at)
-            found.append(
-                Layers(time=best[1], label=label, bytes=best[2], reserved=samples[best[1]].reserved, line=line)
-            )
-            best = (-1, number, ())
-    return tuple(found)
-
-
 def moment(buffer: Buffer, phases: dict[int, str]) -> str:
     """When a buffer was made: `step 2 backward`."""
     return "build" if buffer.step < 0 else f"step {buffer.step + 1} {phases.get(buffer.id, 'forward')}"
-
-
-def _sum(buffers: list[Buffer], key: Callable[[Buffer], str]) -> dict[str, int]:
-    sums: dict[str, int] = defaultdict(int)
-    for buffer in buffers:
-        sums[key(buffer)] += buffer.bytes
-    return sums

@@ -16,6 +16,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from outsize.model.torch_port.patches import Row, replaced
+
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 """Flags of `os.open` that change a file."""
 
@@ -88,24 +90,16 @@ class Overlay:
     def _over(self, whole: str) -> str:
         return self.folder + "/disk" + whole
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self) -> contextlib.AbstractContextManager[None]:
         """The block's calls meet this folder."""
         calls = _Calls(self)
-        rows: list[tuple[Any, str, Any]] = [(builtins, "open", calls.open_file), (io, "open", calls.open_file)]
+        rows: list[Row] = [(builtins, "open", calls.open_file), (io, "open", calls.open_file)]
         rows += [(os, name, getattr(calls, name)) for name in _Calls.NAMES]
         rows += [
             (os, name, calls.reading(getattr(os, name))) for name in ("stat", "lstat", "access", "readlink", "chdir")
         ]
         rows += [(os, name, calls.changing(getattr(os, name))) for name in ("chmod", "utime", "truncate", "mkdir")]
-        before = [(owner, name, getattr(owner, name)) for owner, name, _ in rows]
-        for owner, name, value in rows:
-            setattr(owner, name, value)
-        try:
-            yield
-        finally:
-            for owner, name, value in before:
-                setattr(owner, name, value)
+        return replaced(rows)
 
 
 class _Calls:

@@ -122,12 +122,9 @@ def watched(begin: Callable[[], None], end: Callable[[], None]) -> Iterator[None
                 callbacks.remove(callback)
 
 
-@contextlib.contextmanager
-def without_functions() -> Iterator[None]:
+def without_functions() -> Any:
     """No mode for torch functions is on: the compiler would compile what it does."""
-    manager = part("_dynamo.variables.torch_function.TorchFunctionModeStackStateManager")()
-    with manager:
-        yield
+    return part("_dynamo.variables.torch_function.TorchFunctionModeStackStateManager")()
 
 
 def without_hooks() -> contextlib.AbstractContextManager[None]:

@@ -83,19 +83,12 @@ def registering_parameters(register: Callable[[Any, str, Any], None]) -> context
     return replaced([(torch.nn.Module, "register_parameter", register)])
 
 
-@contextlib.contextmanager
-def checkpoints_compared_by(describe: Callable[[Any], Any]) -> Iterator[None]:
+def checkpoints_compared_by(describe: Callable[[Any], Any]) -> contextlib.AbstractContextManager[None]:
     """Checkpointing compares what `describe` gives of forward and recomputed tensors, and forgets the default device it finds."""
-    checks = part("utils.checkpoint._allowed_determinism_checks_to_fns")
-    default = part("utils.checkpoint.DefaultDeviceType")
-    before = dict(checks)
-    kind = attribute(default, "_default_device_type")
-    checks["default"] = describe
-    try:
-        yield
-    finally:
-        checks.update(before)
-        default._default_device_type = kind
+    name = "_allowed_determinism_checks_to_fns"
+    checks = {**part(f"utils.checkpoint.{name}"), "default": describe}
+    default, kind = part("utils.checkpoint.DefaultDeviceType"), "_default_device_type"
+    return replaced([(part("utils.checkpoint"), name, checks), (default, kind, attribute(default, kind))])
 
 
 def inner_functions_seen() -> list[Row]:

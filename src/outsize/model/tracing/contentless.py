@@ -213,10 +213,10 @@ def _holds_tensors(value: Any, seen: set[int]) -> bool:
     if id(value) in seen or len(seen) > MOST or isinstance(value, type | types.ModuleType):
         return False
     seen.add(id(value))
-    return any(_holds_tensors(item, seen) for item in _inside(value))
+    return any(_holds_tensors(item, seen) for item in inside(value))
 
 
-def _inside(value: Any) -> list[Any]:
+def inside(value: Any) -> list[Any]:
     """What a value is made of, as far as tensors may be in it."""
     if isinstance(value, dict):
         return list(value.values())[:MOST]

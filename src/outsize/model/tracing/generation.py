@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from outsize.model.torch_port.patches import replaced
+
 CACHES = "cache_utils.py:"
 """Where transformers makes its caches of keys and values: the beginning of a record's line."""
 
@@ -35,8 +37,5 @@ def longest_generation() -> Iterator[None]:
         done = input_ids.shape[1] >= longest
         return torch.full((input_ids.shape[0],), done, device=input_ids.device, dtype=torch.bool)
 
-    StoppingCriteriaList.__call__ = at_the_end
-    try:
+    with replaced([(StoppingCriteriaList, "__call__", at_the_end)]):
         yield
-    finally:
-        StoppingCriteriaList.__call__ = before

@@ -117,12 +117,7 @@ def find_rounding(work: Work, batch: Any, store: Store) -> dict[str, float]:
 
     with _calm(work):
         plain, other = (_run_alone(one, PLAIN, batch, store) for one in (work, replace(work, loss=tripled)))
-    found = {}
-    for label, parameter in work.model.named_parameters():
-        expected, got = plain.take(parameter), other.take(parameter)
-        if expected is not None and got is not None:
-            found[label] = float((expected - got / 3).norm())
-    return found
+    return _apart(work, plain, other, 3)
 
 
 def find_noise(work: Work, batch: Any, store: Store) -> dict[str, float]:
@@ -134,14 +129,19 @@ def find_noise(work: Work, batch: Any, store: Store) -> dict[str, float]:
     doubled = work.axes.double(batch)
     if doubled is None:
         return {}
-    scale = 0.5 if work.normaliser.rule == "sum" else 1.0
+    times = 2 if work.normaliser.rule == "sum" else 1
     with _calm(work):
         plain, other = (_run_alone(work, PLAIN, one, store) for one in (batch, doubled))
+    return _apart(work, plain, other, times)
+
+
+def _apart(work: Work, plain: Collect, other: Collect, times: int) -> dict[str, float]:
+    """Name of a parameter -> norm of what its gradient differs by from one that should be so many times as large."""
     found = {}
     for label, parameter in work.model.named_parameters():
         expected, got = plain.take(parameter), other.take(parameter)
         if expected is not None and got is not None:
-            found[label] = float((expected - scale * got).norm())
+            found[label] = float((expected - got / times).norm())
     return found
 
 
@@ -207,9 +207,9 @@ def collect(work: Work, choice: Choice, part: Any, store: Store, other: Collect 
         if is_out_of_memory(error):  # what failed frames hold makes room for the weights
             traceback.clear_frames(error.__traceback__)
             clear_up()
-        runner.gather()  # the store is closed after this, whatever has happened
+        runner.weights.gather()  # the store is closed after this, whatever has happened
         raise
-    runner.gather()
+    runner.weights.gather()
     if scale is not None:
         held = [p for p in work.model.parameters() if p in kept._away]
         kept._each(held, lambda gradient: gradient.mul_(scale))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -90,6 +91,10 @@ def spill(facts: HostedFacts, choice: Choice, projection: Projection) -> Choice:
     room = max(facts.host - facts.side.base - LIBRARIES[facts.device], 0) // PART
     choice = replace(choice, transfer_bytes=facts.transfer_bytes or piece_of(room), disk={})
     places = facts.cut(choice).places()
+
+    def fits(choice: Choice, kind: str, names: list[str], count: int) -> bool:
+        return host_bytes(facts, _filed(choice, kind, names[:count]), projection) <= facts.host
+
     stay = {
         "state": set(),
         "weights": {place.name for place in facts.cut(choice).held.places},
@@ -99,17 +104,16 @@ def spill(facts: HostedFacts, choice: Choice, projection: Projection) -> Choice:
         rows = [(sizes_of(facts, choice, kind, place), place.name) for place in places if place.name not in stay[kind]]
         rows.sort(reverse=True)
         names = [name for size, name in rows if size >= max(ALIGNMENT, rows[0][0] // SMALL)]
-        low, high = 0, len(names)  # the fewest that do
-        while low < high:
-            middle = (low + high) // 2
-            some = replace(choice, disk={**choice.disk, kind: tuple(names[:middle])})
-            fits = host_bytes(facts, some, projection) <= facts.host
-            low, high = (low, middle) if fits else (middle + 1, high)
-        if low:
-            choice = replace(choice, disk={**choice.disk, kind: tuple(names[:low])})
-        if low < len(names) or host_bytes(facts, choice, projection) <= facts.host:
+        few = bisect.bisect_left(range(len(names)), True, key=functools.partial(fits, choice, kind, names))
+        choice = _filed(choice, kind, names[:few])  # the fewest that do
+        if few < len(names) or host_bytes(facts, choice, projection) <= facts.host:
             break
     return choice
+
+
+def _filed(choice: Choice, kind: str, names: list[str]) -> Choice:
+    """The choice with these parameters' bytes of one kind in the scratch file."""
+    return replace(choice, disk={**choice.disk, kind: tuple(names)}) if names else choice
 
 
 def _not_the_optimizers(facts: HostedFacts, places: list[Place]) -> set[str]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from outsize.model.fitting.move.codes import SMALL
 from outsize.model.fitting.move.evicted import EvictedStorages
 from outsize.model.fitting.move.stores import StoredTensor
 from outsize.model.fitting.run.narrow_saved import NarrowSaved
+from outsize.model.fitting.run.offload import saved_by
 from outsize.model.torch_port.objects import parameter_table, storage_key
 
 
@@ -63,10 +62,7 @@ class FrozenWeights:
         def run(*args: Any, **kwargs: Any) -> Any:
             evicted.fetch(weights)
             try:
-                if not torch.is_grad_enabled():
-                    return forward(*args, **kwargs)
-                with torch.autograd.graph.saved_tensors_hooks(save, _bring):
-                    return forward(*args, **kwargs)
+                return saved_by(save, _bring, forward)(*args, **kwargs)
             finally:
                 evicted.send(weights, dirty=False)
 

@@ -15,7 +15,7 @@ import torch
 
 from outsize.model.fitting.move.codes import decode, encode
 from outsize.model.fitting.move.stores import without_gaps
-from outsize.model.fitting.run.offload import KeptOnce, is_its_bytes, is_small
+from outsize.model.fitting.run.offload import KeptOnce, is_its_bytes, is_small, saved_by
 from outsize.model.torch_port.dispatch import is_functorch
 from outsize.model.torch_port.objects import storage_key
 
@@ -58,13 +58,7 @@ class NarrowSaved:
     def wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """`forward` whose saved tensors are packed."""
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():
-                return forward(*args, **kwargs)
-            with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
-                return forward(*args, **kwargs)
-
-        return run
+        return saved_by(self.pack, self.unpack, forward)
 
     def pack(self, tensor: Any) -> Any:
         """What is kept of a tensor."""

@@ -34,6 +34,18 @@ def is_small(tensor: Any) -> bool:
     return bool(size < SMALL or tensor.untyped_storage().nbytes() < size)
 
 
+def saved_by(pack: Callable[[Any], Any], unpack: Callable[[Any], Any], forward: Forward) -> Forward:
+    """`forward` whose saved tensors are packed, and unpacked for the backward pass."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return forward(*args, **kwargs)
+
+    return run
+
+
 class KeptOnce:
     """What is kept of saved tensors: one thing for a tensor, however often it is saved, as long as someone holds that thing."""
 
@@ -43,14 +55,8 @@ class KeptOnce:
     def of(self, tensor: Any, keep: Callable[[Any], Any]) -> Any:
         """What is kept of a tensor; `keep` makes it where there is none yet."""
         storage = tensor.untyped_storage()
-        key = (
-            key_of(storage),
-            version_of(tensor),
-            tensor.storage_offset(),
-            tensor.shape,
-            tensor.stride(),
-            tensor.dtype,
-        )
+        place = tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+        key = (key_of(storage), version_of(tensor), *place)
         alive, found = self._known.get(key, (lambda: None, lambda: None))
         kept = found() if alive() is storage else None
         if kept is None:
@@ -83,13 +89,7 @@ class Offload:
             with torch.no_grad():
                 return self._once.of(tensor, self.keep)
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if not torch.is_grad_enabled():
-                return forward(*args, **kwargs)
-            with torch.autograd.graph.saved_tensors_hooks(pack, self._unpack):
-                return forward(*args, **kwargs)
-
-        return run
+        return saved_by(pack, self._unpack, forward)
 
     def keep(self, tensor: Any) -> StoredTensor:
         """A tensor goes away."""

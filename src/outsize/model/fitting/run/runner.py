@@ -314,15 +314,6 @@ class Runner(Generic[AnyResidence]):
         self.phase("done")
         return joined.whole
 
-    def rehearse_inference(self, batch: Any, call: Callable[[Any, Any], Any]) -> None:
-        """An inference whose output nobody wants."""
-        with self.weights.rehearsal():
-            self.infer(batch, call)
-
-    def gather(self) -> None:
-        """Everything is where the user finds it."""
-        self.weights.gather()
-
     def leave_device(self) -> None:
         """Give the device's memory back: another runner takes over what is elsewhere."""
         self.roll_back()

@@ -7,6 +7,7 @@ The host's memory is used where nothing else fits: how its copies hide behind ot
 
 from __future__ import annotations
 
+import bisect
 import functools
 import heapq
 from dataclasses import replace
@@ -157,14 +158,9 @@ class Search:
     def _first_slices(self, again: Choice, budget: int) -> int | None:
         """The fewest slices with which a choice is predicted to fit, by halving."""
         levels = self._slices()
-        low, high = 0, len(levels)
-        while low < high:
-            middle = (low + high) // 2
-            if self.predict(self._with(again, levels[middle])) <= budget * SLACK:
-                high = middle
-            else:
-                low = middle + 1
-        return levels[low] if low < len(levels) else None
+        fits = lambda slices: self.predict(self._with(again, slices)) <= budget * SLACK  # noqa: E731
+        place = bisect.bisect_left(levels, True, key=fits)
+        return levels[place] if place < len(levels) else None
 
     def _next(self, found: Candidate, budget: int) -> Choice | None:
         """The same with the operators in another order, if that may be enough; then with more slices."""
