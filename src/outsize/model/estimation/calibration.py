@@ -33,7 +33,6 @@ class Calibration(Noun):
 
 
 def folder() -> Path:
-    """Where calibrations are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outsize"
 
 
@@ -47,7 +46,6 @@ def _all() -> dict[str, Any]:
 
 
 def read(card: str) -> Calibration:
-    """What is kept about a card."""
     found = _all().get(card, {})
     return Calibration(card=card, **found)
 

@@ -95,8 +95,6 @@ def _parabola(name: str, points: list[tuple[int, int]]) -> Growth:
 
 
 class Place(NamedTuple):
-    """Where a step should fit."""
-
     name: str
     capacity: int
 

@@ -79,7 +79,6 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Name of the step."""
         return getattr(self.step, "__name__", type(self.step).__name__)
 
     def play(self, *sizes: int, steps: int | None = None) -> ReplayedSteps:

@@ -20,8 +20,6 @@ STRETCHES = 400
 
 
 class Record(Protocol):
-    """One allocation."""
-
     id: int
     bytes: int
     kind: str

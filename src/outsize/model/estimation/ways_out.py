@@ -40,7 +40,6 @@ class Setting:
 
 
 def measure_precisions(setting: Setting, common: dict[str, Any]) -> tuple[WayOut, ...]:
-    """The step in every precision."""
     found = [(name, APPROXIMATE, f"--precision {name}", replace(setting, precision=name)) for name in PRECISIONS]
     return tuple(filter(None, (_measure(*row, common) for row in found)))
 

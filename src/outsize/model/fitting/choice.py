@@ -148,7 +148,6 @@ class Choice(Placement):
         return _cut_into(_passes(self), 1)
 
     def cut_into(self, runs: int) -> Choice:
-        """The same with so many slices."""
         return _cut_into(self, runs)
 
     @property

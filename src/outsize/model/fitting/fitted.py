@@ -90,7 +90,6 @@ class Fitted:
 
     @property
     def choice(self) -> Choice:
-        """The decisions as plain data."""
         return self._used.choice
 
     @property
@@ -334,7 +333,6 @@ class Fitted:
         )
 
     def _held(self, batch: Any) -> list[Any]:
-        """The tensors that a step finds."""
         work = self._work
         weights = list(work.model.parameters())
         gradients = [weight.grad for weight in weights if weight.grad is not None] if work.backwards else []

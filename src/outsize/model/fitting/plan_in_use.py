@@ -66,7 +66,6 @@ class PlanInUse:
         let_grow(self, False)
 
     def note(self, text: str) -> None:
-        """Add a note to the plan."""
         self.plan = replace(self.plan, notes=(*self.plan.notes, text))
 
     def own_up(self) -> None:
@@ -83,7 +82,6 @@ class PlanInUse:
         self.note(f"a step held {format_bytes(held)} where {format_bytes(projected)} were projected")
 
     def take(self, plan: FitPlan, choice: Choice) -> None:
-        """Go on with another plan."""
         let_grow(self, choice.expandable)
         try:
             following = self.reopen(choice, self.runner)

@@ -30,8 +30,6 @@ class Settled(NamedTuple):
 
 
 class Planner(abc.ABC):
-    """Plans for one request."""
-
     def __init__(self, request: Request) -> None:
         self.request = request
         self.work: Work = request.work

@@ -113,7 +113,6 @@ class TrainingPlanner(Planner):
         return True
 
     def _look(self, work: Work) -> Findings:
-        """What a few samples show."""
         if not work.compiled:
             return look(work, self.request.batch)
         with uncompiled():  # a head inside a graph has no loss in pieces

@@ -38,7 +38,6 @@ class Call:
 
     @functools.cached_property
     def jaxpr(self) -> Any:
-        """The step as a closed jaxpr."""
         jax = require_jax()
         return guarded(self.name, lambda: jax.make_jaxpr(self.function)(*self.shapes))
 

@@ -52,7 +52,6 @@ class Lived:
 
     @property
     def peak(self) -> int:
-        """All of it together."""
         return self.held + self.temporaries
 
     @property
@@ -120,7 +119,6 @@ class _Walk:
         return next(copies, number)
 
     def run(self) -> Lived:
-        """Walk."""
         alive: dict[int, Value] = {}
         copies = [] if self.loop else self._copies()
         for value in copies:

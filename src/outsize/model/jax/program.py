@@ -71,7 +71,6 @@ class Program:
 
 
 def read(closed: Any) -> Program:
-    """The program of a closed jaxpr."""
     return _Reader().read(closed)
 
 

@@ -88,7 +88,6 @@ class Executor:
             idle.append(thread)
 
     def _start(self, flat: Flat, number: int, made: dict[tuple[int, int], Tensor]) -> _Running:
-        """Makes a node's results."""
         node = flat.nodes[number]
         given = [made[source] for source in node.inputs]
         lives = self.lives if self._depth == 1 else None
@@ -126,8 +125,6 @@ class Executor:
 
 
 class _Running(NamedTuple):
-    """A node that runs."""
-
     number: int
     given: list[Tensor]
     dropped: list[Buffer]

@@ -26,8 +26,6 @@ KNOWN = 64
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One operator."""
-
     type: str
     name: str
     op: Any
@@ -79,8 +77,6 @@ def flatten(graph: Any, outer: Any = None) -> Flat:
 
 
 class _Builder:
-    """Adds graphs to one list of nodes."""
-
     def __init__(self, outer: Any) -> None:
         self.nodes: list[Node] = []
         self.outer = outer

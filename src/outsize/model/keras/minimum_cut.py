@@ -15,7 +15,6 @@ class Network:
         """What an edge can still carry; an edge and its reverse stand side by side."""
 
     def add(self, start: int, end: int, capacity: float) -> None:
-        """An edge."""
         self.edges[start].append(len(self.to))
         self.to.append(end)
         self.room.append(capacity)

@@ -60,7 +60,6 @@ def _read_by_gradients(flat: Flat, after: set[str]) -> tuple[set[str], set[str]]
 
 
 def as_events(followed: Followed) -> list[AllocationEvent]:
-    """For a model of an allocator."""
     return [
         AllocationEvent(number, alloc, buffer.id, buffer.bytes)
         for number, (alloc, buffer) in enumerate(followed.events)

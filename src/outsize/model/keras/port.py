@@ -43,7 +43,6 @@ def threads_of_operators() -> int:
 
 
 def is_model(given: Any) -> bool:
-    """True for a model of Keras 3."""
     return any(
         kind.__module__.startswith("keras.src.models") and kind.__name__ == "Model" for kind in type(given).__mro__
     )

@@ -49,7 +49,6 @@ def run_cells(
 
 
 def _steps(cell: Cell, steps: list[Any], hidden: Any, weights: list[Any]) -> list[Any]:
-    """The hidden state after each step."""
     out = []
     for gates in steps:
         hidden = cell(gates, hidden, weights[1], weights[3])

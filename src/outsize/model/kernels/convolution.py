@@ -78,7 +78,6 @@ class Layer(NamedTuple):
 
 
 def layer_of(x: Any, weight: Any, output: Any, stride: Any, dilation: Any, groups: int, last: bool) -> Layer:
-    """A layer from its tensors."""
     size = x.element_size()
     return Layer(
         x.shape[0], x.shape[1], math.prod(weight.shape[2:]), max(stride), groups, size, x.numel() * size,

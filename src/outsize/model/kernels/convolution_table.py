@@ -61,7 +61,6 @@ def pack(found: Sizes) -> Sizes:
 
 
 def unpack(found: Sizes) -> Sizes:
-    """The sizes themselves."""
     return _from_the_last(found, 1)
 
 

@@ -263,7 +263,6 @@ def _is_about_network(error: BaseException | None) -> bool:
 
 
 def main(words: Sequence[str]) -> None:
-    """Follow the script of a request."""
     request = json.loads(words[0])
     try:
         script = Script(request)

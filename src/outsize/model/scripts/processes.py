@@ -71,7 +71,6 @@ class _Started:
         self.targets: set[Any] = set()
 
     def start(self, process: Any) -> None:
-        """Stands for `Process.start`."""
         target = getattr(process, "_target", None) or type(process).run
         if target in self.targets:
             self.tracer.note(
@@ -90,10 +89,8 @@ class _Started:
             self.failed(error)
 
     def join(self, process: Any, timeout: float | None = None) -> None:
-        """Stands for `Process.join`."""
         if id(process) in self.threads:
             self.threads[id(process)].join(timeout)
 
     def is_alive(self, process: Any) -> bool:
-        """Stands for `Process.is_alive`."""
         return id(process) in self.threads and self.threads[id(process)].is_alive()

@@ -72,7 +72,6 @@ class _Saved:
         self.load_real: Callable[..., Any] = torch.load
 
     def save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        """Stands for `torch.save`."""
         path = _path_of(f)
         if isinstance(f, str | os.PathLike):
             with open(f, "wb"):  # the file is there afterwards, in the overlay
@@ -85,7 +84,6 @@ class _Saved:
             self.paths[path] = kept
 
     def load(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Stands for `torch.load`."""
         path = _path_of(f)
         found = self.buffers.get(f) if path is None else self.paths.get(path)
         label = _label(self.tracer, map_location)

@@ -329,7 +329,6 @@ def nest_value(leaves: list[Any], nesting: Any) -> Any:
 
 
 def in_backward() -> bool:
-    """True inside a backward pass."""
     return bool(part("_C._current_graph_task_id")() != -1)
 
 

@@ -80,7 +80,6 @@ class Stream:
         pass
 
     def record_event(self, event: Any = None) -> Any:
-        """An event that has happened."""
         return event or Stream()
 
     def __getattr__(self, name: str) -> Any:

@@ -23,7 +23,6 @@ def key_of(storage: Any) -> int:
 
 
 def storage_key(tensor: Any) -> int:
-    """The address of a tensor's storage."""
     return key_of(tensor.untyped_storage())
 
 
@@ -48,7 +47,6 @@ def is_view(tensor: Any) -> bool:
 
 
 def base_of(view: Any) -> Any:
-    """The tensor that a view shows."""
     return attribute(view, "_base")
 
 
@@ -84,7 +82,6 @@ def around_modules(enter: Callable[..., Any], leave: Callable[..., Any], always:
 
 
 def buffer_table(module: Any) -> dict[str, Any]:
-    """A module's own table of buffers."""
     return attribute(module, "_buffers")  # type: ignore[no-any-return]
 
 
@@ -110,7 +107,6 @@ def count_flat_weights(layer: Any) -> int:
 
 
 def batch_norm() -> Any:
-    """The class of all BatchNorms."""
     return part("nn.modules.batchnorm._BatchNorm")
 
 

@@ -27,16 +27,13 @@ class Done:
     """A call that has nothing to wait for."""
 
     def wait(self, *_: Any, **__: Any) -> bool:
-        """At once."""
         return True
 
     def is_completed(self) -> bool:
-        """Yes."""
         return True
 
 
 def silent_collectives() -> contextlib.AbstractContextManager[None]:
-    """Collective calls do nothing."""
     import torch.distributed as dist
 
     return replaced([(dist, name, lambda *args, **kwargs: Done()) for name in COLLECTIVES])

@@ -56,8 +56,6 @@ class Owners:
             yield
 
     def phase(self) -> str:
-        """The current phase."""
-
         if self.ledger.step < 0:
             return "build"
         if self.in_optimizer:

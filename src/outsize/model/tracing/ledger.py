@@ -80,7 +80,6 @@ class Ledger:
         return held
 
     def free(self, held: Held) -> None:
-        """The record ends now."""
         held.died = len(self.events)
         self.events.append((False, held))
 
@@ -93,7 +92,6 @@ class Ledger:
             held.born = number
 
     def of(self, tensor: Any) -> Held | None:
-        """Record of a tensor's storage."""
         return self.live.get(key_of(_storage_of(tensor)))
 
     def label_of(self, tensor: Any) -> str | None:

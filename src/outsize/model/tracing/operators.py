@@ -17,8 +17,6 @@ from outsize.model.tracing.rewrites import SHAPES, WHOLE
 
 
 class Operator:
-    """One overload."""
-
     def __init__(self, func: Any) -> None:
         self.func = func  # held, so that no other gets its number
         self.name = str(func)
@@ -51,7 +49,6 @@ _FOUND: dict[int, Operator] = {}
 
 
 def look_up(func: Any) -> Operator:
-    """All about an operator."""
     found = _FOUND.get(id(func))
     if found is None:
         found = _FOUND[id(func)] = Operator(func)

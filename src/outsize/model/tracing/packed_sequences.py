@@ -34,7 +34,6 @@ def pack(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def pack_backward(func: Any, args: Any, kwargs: Any) -> Any:
-    """The gradient of what was packed."""
     grad, shape, _, batch_first = args
     size = list(shape)
     if batch_first:

@@ -31,12 +31,10 @@ def happened_on(ledger: Ledger, label: str) -> Happened:
 
 
 def likely_size(held: Held) -> int:
-    """Bytes that a block probably has."""
     return held.bytes
 
 
 def largest_size(held: Held) -> int:
-    """Most bytes that a block may have."""
     return held.most
 
 

@@ -28,7 +28,6 @@ class Shapes:
         self._known: dict[Any, tuple[int, Any]] = {}
 
     def run(self, operator: Operator, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What the operator gives."""
         func = operator.func
         if not operator.by_shapes or has_modes():  # somebody else looks on
             return func(*args, **kwargs)

@@ -125,7 +125,6 @@ def _ctc(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _ctc_backward(func: Any, args: Any, kwargs: Any) -> Any:
-    """The gradient of the scores."""
     return torch.empty_like(args[1], memory_format=torch.contiguous_format)
 
 

@@ -229,7 +229,6 @@ class EvictedStorages:
         return found
 
     def send(self, tensors: Iterable[Any], dirty: bool = True) -> None:
-        """Away with all of them."""
         for tensor in tensors:
             storage = self.of(tensor)
             storage.dirty |= dirty and not storage.away
@@ -244,7 +243,6 @@ class EvictedStorages:
             self._mark(storage)
 
     def fetch(self, tensors: Iterable[Any]) -> None:
-        """All of them home, ready for use."""
         self.begin(tensors)
         self.store.finish()
 

@@ -180,25 +180,21 @@ class CardMover(Mover):
         return stream.record_event()
 
     def mark(self) -> Mark:
-        """An event on the stream that computes."""
         import torch
 
         return torch.cuda.current_stream(self.device).record_event()
 
     def wait(self, mark: Mark) -> None:
-        """The stream that computes waits."""
         import torch
 
         if mark is not None:
             torch.cuda.current_stream(self.device).wait_event(mark)
 
     def sync(self, mark: Mark) -> None:
-        """Until the event has passed."""
         if mark is not None:
             mark.synchronize()
 
     def drain(self) -> None:
-        """Both directions and the kernels."""
         import torch
 
         torch.cuda.synchronize(self.device)

@@ -63,7 +63,6 @@ class NarrowStore(Store):
         """Slots go with those who hold them."""
 
     def tensors_of(self, slot: Slot | None) -> list[Any]:
-        """The tensors that a slot holds."""
         place = None if slot is None else slot.place
         return [] if place is None else [place] if not self.bits else [place.codes, place.scales]
 

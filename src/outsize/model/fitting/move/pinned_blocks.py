@@ -34,7 +34,6 @@ class Shape:
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return math.prod(self.shape) * int(self.dtype.itemsize)
 
 
@@ -113,8 +112,6 @@ class HostTensors:
 
 
 class Weights(HostTensors):
-    """The weights of a model."""
-
     kind = "weights"
 
     def __init__(
@@ -189,7 +186,6 @@ class State(HostTensors):
         return state_bytes(self.layout.get(id(place.parameter), []))
 
     def tensors(self, parameter: Any) -> dict[str, Any]:
-        """Its state tensors, at home."""
         found = self._tensors.get(id(parameter))
         if found is None:
             shapes = self.layout.get(id(parameter), [])

@@ -17,13 +17,10 @@ ALIGNMENT = 512
 
 
 def aligned(size: int) -> int:
-    """Rounded up to the alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 class Lease:
-    """A stretch of a ring."""
-
     __slots__ = ("bytes", "live", "ready", "released", "start", "stop", "waits")
 
     def __init__(self, start: int, stop: int, block: Any, waits: list[Mark]) -> None:
@@ -40,7 +37,6 @@ class Lease:
         """What must have passed before another is written in its place."""
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A tensor inside it."""
         import math
 
         count = math.prod(shape)

@@ -54,7 +54,6 @@ class Stretch:
         self._map: Any = None
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A tensor on the window."""
         import math
 
         if self._map is None:
@@ -126,7 +125,6 @@ class ScratchFile:
         return self._stretches[kind, id(parameter)]
 
     def open_window(self, stretch: Stretch) -> Any:
-        """A memory map of a stretch."""
         return mmap.mmap(self.file._buffered, round_up(stretch.size), offset=stretch.start)
 
     def settle(self) -> None:

@@ -119,7 +119,6 @@ class Store:
         self.mover.copy(slot.place, data)
 
     def land(self) -> None:
-        """All that was put has landed."""
         self.mover.leaving.land(self.mover)
 
     def drop(self, slot: Slot) -> None:
@@ -128,7 +127,6 @@ class Store:
         self.held -= slot.size
 
     def close(self) -> None:
-        """Give everything back."""
         self.finish()
         self.land()
         for slot in (slot for slots in self._spare.values() for slot in slots):
@@ -251,7 +249,6 @@ class KeptInputs:
         """The tensor that is asked for next, on its way."""
 
     def keep(self, tensor: Any) -> Callable[[], Any]:
-        """Start the copy out."""
         kept, number = StoredTensor(tensor, self.store, self.store.mover.device), len(self._kept)
         self._kept.append(kept)
 
@@ -264,11 +261,9 @@ class KeptInputs:
         return bring
 
     def end_pass(self) -> None:
-        """The backward pass is over."""
         self._kept.clear()
         self._soon = None
 
 
 def open_store(device: Any, scratch: str) -> Store:
-    """The place next to a device."""
     return HostStore(device) if device.type == "cuda" else DiskStore(scratch)

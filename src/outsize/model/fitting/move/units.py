@@ -54,8 +54,6 @@ class Unit:
 
 @dataclass(slots=True, eq=False)
 class Cut:
-    """A model in units."""
-
     units: dict[str, Unit]
     """By name of their module, in the order of the model."""
     held: Unit
@@ -63,12 +61,10 @@ class Cut:
 
     @property
     def weights(self) -> int:
-        """Bytes of all parameters."""
         return sum(unit.own for unit in (*self.units.values(), self.held))
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest unit."""
         return max((unit.size for unit in self.units.values()), default=0)
 
     def lies_like(self, other: Cut) -> bool:
@@ -80,7 +76,6 @@ class Cut:
         return mine == theirs
 
     def places(self) -> list[Place]:
-        """Every parameter once, at its home."""
         return [place for unit in (*self.units.values(), self.held) for place in unit.places]
 
 
@@ -125,7 +120,6 @@ def cut_model(model: Any, limit: int, held: Collection[str] = (), order: Iterabl
 
 
 def _lay(unit: Unit, parameters: list[Any], names: dict[int, str], homes: set[int], but: Collection[int] = ()) -> Unit:
-    """Give every parameter its place."""
     seen: set[int] = set()
     mine: list[Any] = []
     others: list[Any] = []

@@ -65,8 +65,6 @@ class Source:
 
 
 class HostSource(Source):
-    """Page-locked host memory."""
-
     def __init__(self, weights: Weights, mover: Mover) -> None:
         self._weights = weights
         self._mover = mover
@@ -356,7 +354,6 @@ class Visits:
             self._ring.clear()
 
     def leave_device(self) -> None:
-        """Let go of the device's memory."""
         self._ring = self._held = None
         self._buffers.clear()
         for place in self.cut.held.places:

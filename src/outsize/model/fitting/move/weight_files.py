@@ -43,8 +43,6 @@ KINDS = (".safetensors", ".bin", ".pt", ".pth")
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A tensor's bytes in a file."""
-
     path: str
     offset: int
     size: int
@@ -63,7 +61,6 @@ class Files:
     opened: dict[str, AlignedFile] = field(default_factory=dict)
 
     def file(self, path: str) -> AlignedFile:
-        """The file, opened once."""
         if path not in self.opened:
             self.opened[path] = AlignedFile(path)
         return self.opened[path]
@@ -151,7 +148,6 @@ def _unreadable(path: str, error: OSError) -> StoreError:
 
 
 def _read(path: str) -> Iterable[tuple[str, Extent]]:
-    """The tensors of one file."""
     try:
         with open(path, "rb") as file:
             head = file.read(9)
@@ -240,8 +236,6 @@ class ReadBuffer:
 
 
 class FileSource(Source):
-    """Units from files."""
-
     ahead = False
 
     def __init__(self, files: Files, cut: Cut, mover: Mover, order: list[str], buffers: int) -> None:

@@ -121,7 +121,6 @@ class Facts(Noun):
 
     @property
     def grows(self) -> bool:
-        """It may be told so."""
         return self.growable and "expandable" not in self.forbidden
 
     @property
@@ -255,12 +254,10 @@ class HostedFacts:
 
     @property
     def weights(self) -> int:
-        """Bytes of all weights."""
         return sum(sizeof(p) for p in {id(p): p for p in self.work.model.parameters()}.values())
 
     @property
     def state(self) -> int:
-        """Bytes of all optimizer state."""
         return sum(state_bytes(shapes) for shapes in self.layout.values())
 
 
@@ -306,7 +303,6 @@ class Sizes:
 
 
 def plain_sizes(facts: Facts) -> Sizes:
-    """Those of the plain step."""
     fixed, activations = passes_of(facts.plain, facts)
     return Sizes(
         fixed=float(fixed), activations=activations, gradients=facts.gradients,

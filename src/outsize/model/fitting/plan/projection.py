@@ -95,7 +95,6 @@ class Projection(Noun):
 
     @property
     def peak(self) -> int:
-        """The highest moment in bytes."""
         return max(self.peaks.values())
 
     @property
@@ -163,7 +162,6 @@ class ModuleNames(Owners):
         self._roots.add(model)
 
     def running(self) -> str:
-        """The module that runs now, empty outside of all."""
         return self._stack[-1] if self._stack else ""
 
     def mark(self) -> None:
@@ -206,7 +204,6 @@ class Watch(Tracer):
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Count while the block runs."""
         evicted.listeners.append(self.resized)
         try:
             with around_modules(self._called, self._gave), super().running():
@@ -220,7 +217,6 @@ class Watch(Tracer):
         self.owners.add_root(model)
 
     def phase(self, name: str) -> None:
-        """A phase begins."""
         if name != "backward":
             while self._numbers:
                 self.ledger.free(self._numbers.pop())
@@ -304,7 +300,6 @@ def _tensor_places(func: Any) -> tuple[int, ...]:
 
 
 def _tensors(value: Any) -> Iterator[Any]:
-    """Tensors in what a module gives."""
     if type(value) is torch.Tensor:
         if not is_functorch(value):  # inside torch.func: it has no storage
             yield value

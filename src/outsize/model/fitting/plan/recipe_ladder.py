@@ -63,8 +63,6 @@ class Found(NamedTuple):
 
 
 class Ladder:
-    """One ladder while it is built."""
-
     def __init__(self, survey: Survey, most: int) -> None:
         self.rows = survey.rows
         self.sizes = survey.sizes

@@ -469,7 +469,6 @@ def find_forbidden(work: Work, findings: Findings, own_step: bool) -> dict[str, 
 
 @functools.lru_cache(REMEMBERED)
 def remedies_on(choice: Choice) -> tuple[RemedyKind[Any], ...]:
-    """The remedies that a choice uses."""
     hosted = choice.hosted
     return tuple(kind for kind in REMEDIES if kind.hosted == hosted and kind.on(choice))
 

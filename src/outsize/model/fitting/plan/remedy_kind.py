@@ -153,5 +153,4 @@ def why_not_in_groups(work: Work, own_step: bool) -> str:
 
 
 def shorten(names: tuple[str, ...]) -> str:
-    """The first few names."""
     return ", ".join(names[:3]) + (f", ... {names[-1]}" if len(names) > 3 else "")

@@ -140,7 +140,6 @@ class Search(abc.ABC, Generic[F]):
         return False
 
     def _candidate(self, choice: Choice) -> Candidate:
-        """A choice with its price."""
         return Candidate(choice)
 
     def _is_hopeful(self, candidate: Candidate) -> bool:

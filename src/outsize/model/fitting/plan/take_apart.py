@@ -49,7 +49,6 @@ def gather_facts(
     work: Work, findings: Findings, plain: Projection, own_step: bool, timing: Timing, chunked: Projection | None,
     survey: Survey | None = None,
 ) -> Facts:  # fmt: skip
-    """Take the plain step apart."""
     model = work.model
     trainable = [p for p in model.parameters() if p.requires_grad]
     sizes = [p.numel() * p.element_size() for p in trainable]

@@ -376,7 +376,6 @@ def _takes_tensors(choice: Choice) -> bool:
 
 @functools.lru_cache(REMEMBERED)
 def _keys(choice: Choice) -> tuple[str, ...]:
-    """Which remedies a choice uses."""
     return tuple(kind.key for kind in remedies_on(as_traced(choice)))
 
 

@@ -21,8 +21,6 @@ LONGEST = timedelta(minutes=10)
 
 
 class Ranks:
-    """All processes of the run."""
-
     def __init__(self) -> None:
         import torch.distributed as dist
 

@@ -59,7 +59,6 @@ class RankedRunner(Runner[Resident]):
         """The error that is under way was raised on all ranks."""
 
     def step(self, batch: Any) -> Any:
-        """A step on all ranks."""
         loss = None
         failure: BaseException | None = None
         self._agreed = False
@@ -168,7 +167,6 @@ class Sharded(Resident):
         return runs if self.agreed in (0, len(runs)) else batches.cut(rows, self.agreed)
 
     def place(self, batch: Any) -> Any:
-        """A slice begins."""
         self.spread.begin_slice()
         return batch
 
@@ -186,7 +184,6 @@ class ShardedUpdate(InPlace):
         drop_gradients(self._optimizer)
 
     def finish(self, scale: Any) -> None:
-        """Scale, clip, update."""
         super().finish(scale)
         with_gradients = [p for p in parameters_of(self._optimizer) if p.grad is not None]
         if self._clip is not None and with_gradients:

@@ -170,7 +170,6 @@ class Shards(Spread):
         self._calls = self._known.setdefault((how, self.each), Collectives())
 
     def passing(self) -> contextlib.AbstractContextManager[None]:
-        """Calls are noted."""
         return self._calls.noting(self.pausing)
 
     def begin(self, slices: int) -> None:

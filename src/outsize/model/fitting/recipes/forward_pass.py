@@ -123,7 +123,6 @@ class ForwardPass:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """The block is a forward pass."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         try:
             with self.sites.counting(), hooks, seeing(self._call, bare=True):
@@ -133,7 +132,6 @@ class ForwardPass:
                 table.clear()
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """One call of an operator."""
         kind = kind_of(func)
         if kind.view or self._busy:
             return func(*args, **kwargs)
@@ -226,7 +224,6 @@ class ForwardPass:
         return Source(tensor, fetch)
 
     def end(self) -> None:
-        """The backward pass is over."""
         self._last = None
 
     # after it

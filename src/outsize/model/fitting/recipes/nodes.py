@@ -32,7 +32,6 @@ Place = tuple[Any, int, Any, Any]
 
 
 def place_of(tensor: Any) -> Place:
-    """Where a tensor is in its storage."""
     return tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
@@ -48,7 +47,6 @@ class Source:
         self._version = version_of(tensor)
 
     def bring(self) -> Any:
-        """A tensor on this memory."""
         if self._fetch is not None:
             return self._fetch()
         if version_of(self._tensor) != self._version:
@@ -140,7 +138,6 @@ class Blank(Call):
         self.like: Any = None
 
     def see(self, out: Any) -> None:
-        """Such a tensor is made again."""
         self.like = out.shape, out.stride(), out.dtype, out.device
 
     def run(self, bring: Callable[[Argument], Any]) -> list[Any]:

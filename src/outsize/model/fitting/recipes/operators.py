@@ -27,8 +27,6 @@ UNWRITTEN = ("set_", "resize_", "resize_as_", "_resize_output_")
 
 
 class Kind:
-    """One overload."""
-
     def __init__(self, func: Any) -> None:
         self.func = func  # held, so that no other gets its number
         self.base = func.overloadpacket.__name__
@@ -53,7 +51,6 @@ _FOUND: dict[int, Kind] = {}
 
 
 def kind_of(func: Any) -> Kind:
-    """All about an operator."""
     found = _FOUND.get(id(func))
     if found is None:
         found = _FOUND[id(func)] = Kind(func)
@@ -70,7 +67,6 @@ class Sites:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """A forward pass runs."""
         self._stack, self._counts = [""], {}
         with around_modules(self._enter, self._leave):
             yield

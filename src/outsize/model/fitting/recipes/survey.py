@@ -23,8 +23,6 @@ from outsize.model.torch_port.objects import key_of
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One call."""
-
     site: str
     takes: tuple[int, ...]
     """Items."""
@@ -38,8 +36,6 @@ class Row:
 
 
 class Survey:
-    """One survey."""
-
     def __init__(self, model: Any, clock: Callable[[], float]) -> None:
         """`clock`: estimated seconds of all operators so far."""
         self.rows: list[Row] = []

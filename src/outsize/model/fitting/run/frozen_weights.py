@@ -41,11 +41,9 @@ class FrozenWeights:
 
     @property
     def all(self) -> list[Any]:
-        """All of them."""
         return [weight for weights in self.weights.values() for weight in weights]
 
     def pack(self) -> None:
-        """All that are unpacked are let go."""
         self._evicted.send(self.all, dirty=False)
 
     def wrap(self, name: str, forward: Callable[..., Any], others: NarrowSaved | None) -> Callable[..., Any]:

@@ -176,7 +176,6 @@ class Hosted(Residence):
                 )
 
     def leave_device(self) -> None:
-        """Give the device's memory back."""
         self.visits.leave_device()
         if self.kept_inputs is not None:
             self.kept_inputs.store.close()

@@ -23,8 +23,6 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Normaliser(Noun):
-    """One rule."""
-
     rule: Literal["samples", "sum", "labels", "count"] = "samples"
     """Mean over samples, sum, mean over labels that are not ignored, or the loss's own (total, count)."""
     path: str = ""
@@ -71,7 +69,6 @@ class Normaliser(Noun):
         return ""
 
     def _counted(self, batch: Any) -> Any:
-        """True for each label that counts."""
         labels = batches.tensors_of(batch)[self.path]
         labels = labels[..., 1:] if self.shifted else labels
         return labels != self.ignored

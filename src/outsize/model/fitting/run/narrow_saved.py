@@ -61,7 +61,6 @@ class NarrowSaved:
         return saved_by(self.pack, self.unpack, forward)
 
     def pack(self, tensor: Any) -> Any:
-        """What is kept of a tensor."""
         if is_functorch(tensor):
             return tensor
         known = is_its_bytes(tensor) and tensor.is_floating_point() and tensor.dim() > 1 and tensor.shape[-1] > 1
@@ -73,5 +72,4 @@ class NarrowSaved:
 
     @staticmethod
     def unpack(packed: Any) -> Any:
-        """The tensor again."""
         return packed.unpack() if isinstance(packed, Packed) else packed

@@ -92,7 +92,6 @@ class Offload:
         return saved_by(pack, self._unpack, forward)
 
     def keep(self, tensor: Any) -> StoredTensor:
-        """A tensor goes away."""
         with torch.no_grad():
             saved = StoredTensor(tensor, self._store, self._device)
         self._order.append(weakref.ref(saved))
@@ -102,7 +101,6 @@ class Offload:
         return self.bring(saved) if isinstance(saved, StoredTensor) else saved
 
     def bring(self, saved: StoredTensor) -> Any:
-        """It comes back."""
         tensor = saved.fetch()
         self._store.finish()
         if self._ahead:

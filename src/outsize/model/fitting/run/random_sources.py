@@ -22,11 +22,9 @@ class Python:
     name = "Python's random"
 
     def get_state(self) -> Any:
-        """To compare, and to go back to."""
         return random.getstate()
 
     def set_state(self, state: Any) -> None:
-        """Go back."""
         random.setstate(state)
 
 
@@ -36,7 +34,6 @@ class NumPy:
     name = "numpy.random"
 
     def get_state(self) -> Any:
-        """To compare, and to go back to."""
         import numpy as np
 
         state: Any = np.random.get_state(legacy=True)
@@ -44,7 +41,6 @@ class NumPy:
         return (kind, numbers.tobytes(), *rest)
 
     def set_state(self, state: Any) -> None:
-        """Go back."""
         import numpy as np
 
         kind, numbers, *rest = state

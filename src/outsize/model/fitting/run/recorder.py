@@ -21,8 +21,6 @@ from outsize.model.torch_port.objects import around_modules, storage_key, versio
 
 
 class Recorder:
-    """One recording."""
-
     def __init__(self, visits: Visits | None = None) -> None:
         """`visits`: of a model that visits a device."""
         self.random: dict[str, None] = {}

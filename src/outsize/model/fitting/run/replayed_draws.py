@@ -34,8 +34,6 @@ LIKE = ("rand_like.", "randn_like.", "randint_like.", "bernoulli.p")
 
 @dataclass(frozen=True, slots=True)
 class SeenDraw:
-    """One draw of a step."""
-
     name: str
     shape: tuple[int, ...]
 
@@ -50,7 +48,6 @@ class Draw:
 
 
 def see_draw(func: Any, out: Any) -> SeenDraw:
-    """A draw that has just been made."""
     first = out[0] if isinstance(out, tuple | list) else out
     return SeenDraw(str(func).partition(".")[2], tuple(first.shape))
 
@@ -82,11 +79,9 @@ class Replay:
         self._run = (0, 0, 0)
 
     def get_state(self) -> int:
-        """To compare, and to go back to."""
         return self._next
 
     def set_state(self, state: int) -> None:
-        """Go back."""
         self._next = state
 
     @contextlib.contextmanager

@@ -198,7 +198,6 @@ class Resident(Residence):
         forget_replaced(self.evicted, self.work.model.parameters(), self.work.optimizer)
 
     def gather(self) -> None:
-        """Everything home, as without us."""
         self.evicted.gather()
 
     def before_saving(self, thing: Any) -> None:
@@ -226,7 +225,6 @@ class Resident(Residence):
         return load_elsewhere(saved, self.evicted)
 
     def after_loading(self) -> None:
-        """What it replaced need not be kept."""
         self.forget_replaced()
 
     def close(self, home: bool = True) -> None:

@@ -49,7 +49,6 @@ def find_spans(
 
 
 def is_span(name: str) -> bool:
-    """True for the name of a span."""
     return ":" in name
 
 

@@ -116,7 +116,6 @@ class InPlace(Sink):
         self._before = []
 
     def roll_back(self) -> None:
-        """Gradients are those from before."""
         for parameter in self._parameters:
             parameter.grad = None
         for parameter, before in self._before:

@@ -103,7 +103,6 @@ class Update(Sink):
             self.evicted.store.land()
 
     def accumulated(self, parameter: Any, holder: Any) -> None:
-        """It waits for others, or goes."""
         if self.choice.in_backward:
             self._wait(parameter)
         elif self.choice.gradients_away:
@@ -258,7 +257,6 @@ class Update(Sink):
                 self.evicted.of(tensor).pretend()
 
     def _fetch(self, parameters: list[Any]) -> None:
-        """Bring what these parameters need."""
         self._begin(parameters)
         self.evicted.store.finish()
         for parameter in parameters:

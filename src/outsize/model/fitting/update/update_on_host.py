@@ -105,22 +105,18 @@ class HostRing:
         self._change = threading.Condition()
 
     def take(self, size: int) -> Lease:
-        """A free stretch."""
         with self._change:
             while (lease := self._ring.take(size)) is None:
                 self._change.wait()
             return lease
 
     def give(self, lease: Lease) -> None:
-        """A stretch may be taken again."""
         with self._change:
             lease.release()
             self._change.notify_all()
 
 
 class Gradients(HostTensors):
-    """Where gradients wait."""
-
     kind = "gradients"
 
     def _size(self, place: Place) -> int:
@@ -160,7 +156,6 @@ class KeptGradients(Sink):
             drop_gradients(self._optimizer)
 
     def scale(self, loss: Any) -> Any:
-        """As the user's scaler does."""
         return loss if self._check is None or self.rehearsing else self._check.scale(loss)
 
     def accumulated(self, parameter: Any, holder: Any) -> None:
@@ -169,7 +164,6 @@ class KeptGradients(Sink):
         self.send(parameter, holder)
 
     def send(self, parameter: Any, holder: Any) -> None:
-        """A gradient starts for the host."""
         gradient, holder.grad = holder.grad.detach().contiguous(), None
         home = self._homes.bytes_of(parameter) if self._mover.real else None
         self._mover.send(home, flat_bytes(gradient, self._mover), hold=True)

@@ -32,7 +32,6 @@ class Axes:
         return jax.tree_util.tree_unflatten(tree, cut)
 
     def take(self, batch: Any, rows: list[int]) -> Any:
-        """Some samples."""
         jax = require_jax()
         leaves, tree = jax.tree_util.tree_flatten(batch)
         places = jax.numpy.asarray(rows)

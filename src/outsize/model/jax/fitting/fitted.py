@@ -36,7 +36,6 @@ class Fitted:
 
     @property
     def choice(self) -> Choice:
-        """The decisions as plain data."""
         return self._now.choice
 
     @property
@@ -96,7 +95,6 @@ class Fitted:
 
 
 def key_of(params: Any, batch: Any) -> Any:
-    """The shapes of arguments, as a key."""
     jax = require_jax()
     leaves, tree = jax.tree_util.tree_flatten((params, batch))
     return tree, tuple((tuple(shape.shape), str(shape.dtype)) for shape in map(shape_of, leaves))

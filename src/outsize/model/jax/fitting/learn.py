@@ -34,7 +34,6 @@ class Learnt(NamedTuple):
 
 
 def learn(params: Any, loss: Loss, batch: Any, axes: Axes) -> Learnt:
-    """The rule of a loss."""
     plain = _form(params, loss, batch)
     if axes.rows < 2:
         return Learnt(None, "the batch has one sample", plain)

@@ -40,11 +40,9 @@ class Candidate(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """Bytes at the peak."""
         return self.compiled.peak + self.lost
 
     def fits(self, budget: int, host: int | None) -> bool:
-        """True inside both budgets."""
         return self.peak <= budget and (host is None or self.compiled.away <= host)
 
 

@@ -118,7 +118,6 @@ class _Segments:
         self.cuts = _at_names(self.jaxpr) if kept == "names" else cuts_of(self.jaxpr, count)
 
     def run(self, *arrays: Any) -> list[Any]:
-        """Evaluate segment by segment."""
         jax, jaxpr = parts.require_jax(), self.jaxpr
         here: dict[Any, Any] = dict(zip(jaxpr.constvars, self.constants, strict=True))
         here.update(zip(jaxpr.invars, arrays, strict=True))

@@ -112,7 +112,6 @@ def donated_of(work: Work) -> tuple[int, ...]:
 
 
 def compile_step(work: Work, shapes: Shapes, choice: Choice) -> Compiled:
-    """The compilation of a choice."""
     step, arguments = step_for(work, shapes.axes, choice), arguments_of(work, shapes, choice)
     for options in _options(work, choice):
         try:
