@@ -73,10 +73,10 @@ class Follower:
     def compile(self, target: Any, backend: Any = "inductor", **options: Any) -> Any:
         """What stands for `torch.compile(target, ...)`."""
         compiler.require_compiler()
-        name = _name_of(backend)
-        if name is None:
+        name = compiler.name_of_backend(backend)
+        if name not in KNOWN:
             raise compiler.CompilerFailed(
-                f"the backend {compiler.name_of_backend(backend)} of torch.compile is not followed ({', '.join(KNOWN)} are)"
+                f"the backend {name} of torch.compile is not followed ({', '.join(KNOWN)} are)"
             )
         self._note_options(name, options)
         if not self.used:
@@ -175,12 +175,6 @@ class Follower:
             block.most, block.kind = size, "workspace"
         for block in blocks:
             self.trace.ledger.free(block)
-
-
-def _name_of(backend: Any) -> str | None:
-    """Name of a backend that can be followed."""
-    name = compiler.name_of_backend(backend)
-    return name if name in KNOWN else None
 
 
 def _replace_attention(graph: Any, attend: Callable[..., Any]) -> None:

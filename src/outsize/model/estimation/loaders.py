@@ -8,10 +8,13 @@ time, in shared memory until they are pinned. Each worker also holds the samples
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from outsize.core.errors import InputError
@@ -104,8 +107,6 @@ def _power(size: int) -> int:
 
 def _context(loader: Any) -> str:
     """How the loader starts its workers: `fork`, `spawn` or `forkserver`."""
-    import multiprocessing
-
     context = loader.multiprocessing_context
     found = multiprocessing.get_start_method() if context is None else context.get_start_method()
     return str(found)
@@ -114,9 +115,6 @@ def _context(loader: Any) -> str:
 @functools.cache
 def _worker(context: str) -> int:
     """Private bytes of a worker that does almost nothing, measured once in a new process."""
-    import tempfile
-    from pathlib import Path
-
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "rows.py"
         script.write_text(CODE)

@@ -10,7 +10,7 @@ cuts counts as one sample: it runs whole, and other remedies are left.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -252,12 +252,9 @@ def _are_ends(path: str, tensor: Any, tensors: Mapping[str, Any]) -> bool:
 
 def _packed(tensors: Mapping[str, Any], ends: list[str]) -> dict[str, tuple[str, int]]:
     """Tensors as long as the last end says."""
-    return dict(_pairs(tensors, ends))
-
-
-def _pairs(tensors: Mapping[str, Any], ends: list[str]) -> Iterator[tuple[str, tuple[str, int]]]:
+    found: dict[str, tuple[str, int]] = {}
     for owner in reversed(ends):  # the first one counts
         total = int(tensors[owner][-1])
-        for path, tensor in tensors.items():
-            if path not in ends and total in tensor.shape[:2]:
-                yield path, (owner, tuple(tensor.shape).index(total))
+        long = {path: t for path, t in tensors.items() if path not in ends and total in t.shape[:2]}
+        found |= {path: (owner, tuple(tensor.shape).index(total)) for path, tensor in long.items()}
+    return found

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from outsize.core.errors import InputError
+from outsize.model.kernels.layouts import is_last
 
 DEEP = 4
 """Objects inside objects that are looked into: some hold each other."""
@@ -149,7 +150,7 @@ class Joined:
         if not out.dim():
             return out
         _require_rows(out, count, path)
-        if _has_channels_last(out):
+        if is_last(out):
             whole = out.new_empty((self._rows, *out.movedim(1, -1).shape[1:])).movedim(-1, 1)
         else:
             whole = out.new_empty((self._rows, *out.shape[1:]))
@@ -212,11 +213,6 @@ def _same(outs: list[Any], rows: int, path: str) -> Any:
 def _require_rows(out: Any, count: int, path: str) -> None:
     if not out.dim() or out.shape[0] != count:
         raise _refuse(path, f"of shape {tuple(out.shape)} for a slice of {count} samples")
-
-
-def _has_channels_last(tensor: Any) -> bool:
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
-    return last is not None and tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous()
 
 
 def _unknown(tensor: Any) -> bool:

@@ -16,7 +16,6 @@ from outsize.core.errors import BudgetError, InputError
 from outsize.core.extras import need
 from outsize.core.units import format_bytes, parse_bytes
 from outsize.machine import current_budget
-from outsize.model.fitting import batch as batches
 
 WORKER = 200 * 2**20
 """Bytes that a worker process takes by itself: the interpreter with torch, measured by its private pages."""
@@ -34,10 +33,12 @@ def data_loader(
     torch = need("torch", "outsize.data_loader")
     from torch.utils.data import DataLoader, default_collate
 
+    from outsize.model.fitting.batch import tensors_of
+
     _check(dataset, batch_size, workers, settings)
     allowed = parse_bytes(budget) if budget is not None else (current_budget().host or 2**31) // 10
     one = (collate or default_collate)([dataset[0]])
-    size = batch_size * sum(t.numel() * t.element_size() for t in batches.tensors_of(one).values())
+    size = batch_size * sum(t.numel() * t.element_size() for t in tensors_of(one).values())
     pinned = bool(settings.pop("pin_memory", torch.cuda.is_available()))
     most = min(os.cpu_count() or 1, 8) if workers is None else workers
     for count in range(most, -1, -1):

@@ -64,7 +64,6 @@ class InferencePlanner(Planner):
         self._facts = InferenceFacts(device=work.device, rows=request.rows, streamable=units, forbidden=forbidden)
 
     def plan(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
-        """The first choice that fits."""
         search = InferenceSearch(self._facts, self._project, self.request.allow, limit)
         with in_users_code("the model, followed without contents,"):
             found = search.run()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.backends import cuda as flags
 
 from outsize.model.kernels.call_events import RESULT, CallEvent
 from outsize.model.torch_port.dispatch import host_attention_takes_groups
@@ -24,8 +25,6 @@ NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"
 
 def fused_on_host(given: dict[str, Any]) -> bool:
     """True where torch's one fused kernel for the CPU takes a call."""
-    from torch.backends import cuda as flags
-
     q, k, v, mask = (given[name] for name in NAMES[:4])
     if given["dropout_p"] or not flags.flash_sdp_enabled():
         return False
@@ -70,8 +69,6 @@ def choose(
     capability: tuple[int, int], q: Any, k: Any, v: Any, mask: Any, dropout: float, gqa: bool, grad: bool
 ) -> str:
     """`cudnn`, `flash`, `efficient` or `math`, by the same checks as torch."""
-    from torch.backends import cuda as flags
-
     half = q.dtype in (torch.float16, torch.bfloat16)
     same = q.dtype == k.dtype == v.dtype
     dense = all(x.dim() == 4 and x.stride(-1) == 1 for x in (q, k, v)) and (mask is None or mask.stride(-1) == 1)

@@ -161,19 +161,15 @@ def _reduce(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     return Blocks(before=cast, after=buffer_bytes(x, {axis % max(1, x.dim()) for axis in axes}, scratch.processors))
 
 
-def _layer_norm_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    return _norm_backward(args, partials=2)
-
-
-def _rms_norm_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    return _norm_backward(args, partials=1)
-
-
-def _norm_backward(args: Any, partials: int) -> Blocks:
+def _norm_backward(partials: int) -> Row:
     """Copies of what does not lie row by row, and partial sums of the gradients of weight and bias where rows are many."""
-    rows = args[0].numel() // math.prod(args[2])
-    partial = () if rows < 64 * 1024 else (rows // 64 * math.prod(args[2]) * 4,) * partials
-    return Blocks(after=_copies(args[0], args[1]) + partial)
+
+    def row(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
+        rows = args[0].numel() // math.prod(args[2])
+        partial = () if rows < 64 * 1024 else (rows // 64 * math.prod(args[2]) * 4,) * partials
+        return Blocks(after=_copies(args[0], args[1]) + partial)
+
+    return row
 
 
 def _batch_norm(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
@@ -276,9 +272,9 @@ ROWS: dict[str, Row] = {
     "aten.mean": _reduce,
     "aten.linalg_vector_norm": _reduce,
     "aten.native_layer_norm": _copy(0),
-    "aten.native_layer_norm_backward": _layer_norm_backward,
+    "aten.native_layer_norm_backward": _norm_backward(partials=2),
     "aten._fused_rms_norm": _copy(0),
-    "aten._fused_rms_norm_backward": _rms_norm_backward,
+    "aten._fused_rms_norm_backward": _norm_backward(partials=1),
     "aten.native_batch_norm": _batch_norm,
     "aten.native_batch_norm_backward": _batch_norm_backward,
     "aten.native_group_norm": _group_norm,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from outsize.model.kernels.layouts import is_last
 from outsize.model.torch_port.dispatch import below_autograd
 
 
@@ -45,9 +46,7 @@ def replacement(on_card: Callable[[Any], bool], fused: tuple[Any, Any]) -> Calla
 
 
 def _takes(x: Any, weight: Any) -> bool:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    across = x.dim() in formats and not x.is_contiguous() and x.is_contiguous(memory_format=formats[x.dim()])
-    return not x.is_complex() and not across and (weight is None or weight.dtype == x.dtype)
+    return not x.is_complex() and not is_last(x) and (weight is None or weight.dtype == x.dtype)
 
 
 def results(func: Any, args: Any, kwargs: Any) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -88,22 +89,17 @@ class Tracer:
         self._alone = 2
         self.reuse = True
         """Follow autograd where it would write in place on its own; off for comparing with another mode in Python."""
+        # what rules read and write (`Trace` says what each is)
         self.guessing = False
-        """The lengths of the sequences that were packed last are not known."""
         self.in_linear = False
-        """True while a linear layer runs its forward pass."""
         self.alone = False
-        """The script of this process decides on its device: on the host there is no card to be found."""
         self.counted = False
-        """True once a count of something was read that is not known."""
         self.keep = values.KEEP_ELEMENTS
-        """The most elements of a tensor whose contents are kept."""
         self.strict = False
         """Operands on two devices are an error, as they are in a real run."""
         self.touched = False
         """True once a step has called an operator."""
         self.drew = False
-        """True once whole numbers were drawn on the host."""
         self.region: str | None = None
         """Label of the device for which something is being compiled now; None: nothing is."""
         self.uncompiled = ""
@@ -111,7 +107,6 @@ class Tracer:
         self.compiled = Follower(self, attention_for(self))
         """What the step gives to `torch.compile`."""
         self.chance = False
-        """True once a number that was drawn in a step was read on the host: it may be a length."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -236,8 +231,6 @@ class Tracer:
         storage = tensor.untyped_storage()
         found = self._stand_ins.get(key_of(storage))
         if found is None or found[0]() is not storage:
-            import weakref
-
             with values.unseen():
                 base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
             self.ledger.add(base, label_for(self, tensor.device), "given")

@@ -7,6 +7,7 @@ memory while a step runs, and nothing has to wait for anything but the bytes it 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from outsize.model.fitting.move.mover import Mark
@@ -37,8 +38,6 @@ class Lease:
         """What must have passed before another is written in its place."""
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        import math
-
         count = math.prod(shape)
         return self.bytes[offset : offset + count * dtype.itemsize].view(dtype).view(shape)
 

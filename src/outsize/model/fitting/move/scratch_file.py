@@ -11,6 +11,7 @@ or looks; the kernel takes its pages back when it wants them, and no step uses i
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import queue
@@ -54,8 +55,6 @@ class Stretch:
         self._map: Any = None
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        import math
-
         if self._map is None:
             self._map = self._file.open_window(self)
         return torch.frombuffer(self._map, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
@@ -296,7 +295,6 @@ class FileMover(Mover):
         return mark
 
     def copy(self, into: Any, source: Any) -> None:
-        """Between memory and file in the call."""
         if isinstance(into, Stretch):
             self._file.write_now(into, source)
         elif isinstance(source, Stretch):
@@ -317,12 +315,10 @@ class FileMover(Mover):
         return found
 
     def wait(self, mark: Mark) -> None:
-        """As the mover does, once it is read."""
         for one in self._read([mark]):
             self._mover.wait(one)
 
     def sync(self, mark: Mark) -> None:
-        """As the mover does, once it is read."""
         for one in self._read([mark]):
             self._mover.sync(one)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import operator
 import os
 import pathlib
 from collections.abc import Iterable
@@ -198,7 +199,8 @@ class Script:
 
 def write_script(unit: Unit, files: Files) -> Script:
     """Tensors that lie near each other are read in one go, in pieces that begin and end on pages."""
-    places = sorted((*unit.places, *unit.guests), key=lambda p: _key(files.extents[id(p.parameter)]))
+    place_of = operator.attrgetter("path", "offset")
+    places = sorted((*unit.places, *unit.guests), key=lambda p: place_of(files.extents[id(p.parameter)]))
     script = Script([], [], 0)
     runs: list[tuple[str, int, int, list[Any]]] = []
     for place in places:
@@ -217,10 +219,6 @@ def write_script(unit: Unit, files: Files) -> Script:
             script.moves.append((script.size + extent.offset - first, place.offset, extent.size))
         script.size += round_up(last - first) + ALIGNMENT
     return script
-
-
-def _key(extent: Extent) -> tuple[str, int]:
-    return extent.path, extent.offset
 
 
 class ReadBuffer:

@@ -39,14 +39,12 @@ class Again(RemedyKind[Facts]):
     graded = True
 
     def levels(self, facts: Facts) -> list[Level]:
-        """None of it, parts, all."""
         return [{self.key: part} for part in (0.0, *PARTS)]
 
     def extent(self, choice: Choice) -> int:
         return round(STEPS * choice.again)
 
     def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
-        """There have to be graphs."""
         return "" if work.compiled else "the model is not compiled"
 
     def gentler(self, choice: Choice, facts: Facts) -> list[Choice]:
@@ -62,7 +60,6 @@ class Again(RemedyKind[Facts]):
         return replace(sizes, activations=int(sizes.activations * (1 - (1 - LEFT) * choice.again)))
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        """As much of a forward pass."""
         return FORWARD * choice.again * facts.passes_in(choice.slices)
 
     def how(self, choice: Choice, facts: Facts) -> str:

@@ -25,7 +25,7 @@ from outsize.model.fitting.move.mover import NoMover
 from outsize.model.fitting.move.out_of_memory import is_out_of_memory
 from outsize.model.fitting.move.pinned_blocks import Layout, Shape, State, state_bytes
 from outsize.model.fitting.move.ring import aligned
-from outsize.model.fitting.move.stores import IN_FLIGHT, NoStore
+from outsize.model.fitting.move.stores import IN_FLIGHT, NoStore, Store
 from outsize.model.fitting.move.units import Cut, cut_model
 from outsize.model.fitting.move.visits import Source, Visits
 from outsize.model.fitting.plan.foreign_tensors import NOTHING, Beside, look_beside
@@ -34,7 +34,7 @@ from outsize.model.fitting.recipes.survey import Survey
 from outsize.model.fitting.run.hosted import open_hosted
 from outsize.model.fitting.run.random_sources import GLOBAL, same_draws
 from outsize.model.fitting.run.recorder import watching
-from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.resident import ResidentRunner, open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update.optimizer_subset import copy_all, state_of
 from outsize.model.fitting.update.undo_log import written_buffers
@@ -46,8 +46,10 @@ from outsize.model.torch_port.objects import (
     hooked,
     parameter_table,
     set_flat_weights,
+    sizeof,
     storage_key,
 )
+from outsize.model.torch_port.sharding import is_spread, local_part, spread_like
 from outsize.model.tracing.known_values import KEEP_ELEMENTS
 from outsize.model.tracing.result_shapes import Shapes
 from outsize.model.tracing.tracer import Tracer
@@ -246,23 +248,28 @@ class Stage:
             watch.begin(model)
             if self.work.compiled:
                 watch.compiled.follow(model)
-            runner = open_resident(replace(self.work, optimizer=optimizer, scaler=None), choice, store, real=False)
+            runner = self._open(replace(self.work, optimizer=optimizer, scaler=None), choice, store)
             runner.phase = watch.phase
             runner.weights.survey, runner.weights.placing = self._surveying, watch.placing_of
             runner.sink.safe &= self.work.scaler is None
             # to go back
-            before = [
-                *copy_all(written_buffers(self.work.written)),
-                torch.empty(NUMBERS, dtype=torch.uint8),
-            ]
+            before = [*copy_all(written_buffers(self.work.written)), torch.empty(self._numbers(), dtype=torch.uint8)]
             if call is not None:
                 runner.infer(batch, call)
             elif self.work.backwards:
                 runner.users_step(batch)
             else:
                 runner.step(batch) if optimizer is not None else runner.backward(batch)
-        state = sum(tensor.numel() * tensor.element_size() for tensor in _state(optimizer))
+        state = sum(sizeof(local_part(tensor)) for tensor in _state(optimizer))
         return {"away": store.peak, "state": state, "taken_apart": call is None}, (runner, optimizer, before)
+
+    def _open(self, work: Work, choice: Choice, store: Store) -> ResidentRunner:
+        """The runner that the real step has."""
+        return open_resident(work, choice, store, real=False)
+
+    def _numbers(self) -> int:
+        """Bytes of host memory that a step takes for numbers."""
+        return NUMBERS
 
     def _optimizer(self, fakes: dict[int, Any], label: str) -> Any:
         """The user's optimizer over fakes; state that it has comes along, state that it has not is made by its first step."""
@@ -400,7 +407,13 @@ def bring_state(real: Any, fake: Any, fakes: Mapping[int, Any], label: str) -> N
     def copied(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return Outline.of(value).make(label) if value.dim() else value.detach().clone()
+        local = local_part(value)
+        if not value.dim():
+            return local.detach().clone()
+        if not is_spread(value):
+            return Outline.of(value).make(label)
+        here = label if local.device.type == label.partition(":")[0] else "cpu"
+        return spread_like(value, torch.empty(local.shape, dtype=value.dtype, device=here))
 
     for parameter, values in real.state.items():
         if id(parameter) in fakes:

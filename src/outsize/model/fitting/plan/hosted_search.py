@@ -64,7 +64,6 @@ class HostedSearch(Search[HostedFacts]):
         return found
 
     def fits(self, candidate: Candidate) -> bool:
-        """True where it fits the device and the host."""
         return candidate.projection is not None and candidate.peak <= self.budget and candidate.host <= self.facts.host
 
     def _learn(self, **known: Any) -> None:

@@ -43,7 +43,9 @@ from outsize.model.fitting.plan.tensor_remedies import (
     Recipes,
     TensorsAway,
     computed_again,
+    down_to,
     moved_and_back,
+    some_of,
 )
 from outsize.model.fitting.run.runner import Work
 
@@ -154,11 +156,7 @@ class Checkpoint(RemedyKind[Facts]):
         """More and more modules, those first that free most bytes for their time; small ones only, or large ones too; and all
         blocks, as people do it."""
         every = tuple(name for name in order_blocks(facts) if name not in facts.writing)
-        found: dict[tuple[str, ...], None] = {(): None, every: None}
-        for ladder in facts.ladders:
-            rungs = sorted({max(1, round(fraction * len(ladder))) for fraction in FRACTIONS})
-            found |= {ladder[rung - 1]: None for rung in rungs}
-        return [{"checkpoint": names} for names in found]
+        return [{"checkpoint": names} for names in dict.fromkeys(((), every, *some_of(facts.ladders)))]
 
     def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
         """What these modules keep is freed, and there again one module at a time."""
@@ -168,11 +166,8 @@ class Checkpoint(RemedyKind[Facts]):
 
     def gentler(self, choice: Choice, facts: Facts) -> list[Choice]:
         """Fewer modules, down its ladder; not where others are moved, of which there would be more."""
-        ladders = ([(), *ladder] for ladder in facts.ladders)
-        names = next((names for names in ladders if choice.checkpoint in names), None)
-        if names is None or choice.offload:
-            return []
-        return [replace(choice, checkpoint=some) for some in names[: names.index(choice.checkpoint) + 1]]
+        down = [] if choice.offload else down_to(facts.ladders, choice.checkpoint)
+        return [replace(choice, checkpoint=some) for some in down]
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """One more forward pass of these modules, and a call for each."""
@@ -264,7 +259,6 @@ class StateAway(UpdatedInGroups):
     name = "keep optimizer state elsewhere"
 
     def levels(self, facts: Facts) -> list[Level]:
-        """None, parts of it, all."""
         parts = FRACTIONS if facts.state else (1.0,)
         return [{self.key: part} for part in dict.fromkeys((0.0, *map(facts.share, parts)))]
 
@@ -281,7 +275,6 @@ class StateAway(UpdatedInGroups):
         return replace(choice, state_away=part) if part < choice.state_away else None
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        """State in and out once a step."""
         copies = 2 * facts.parameters * round(facts.copies) * COPY[facts.device]
         hidden = choice.in_backward and facts.device == "cuda"
         ways = MEANWHILE if hidden else IN_AND_OUT[facts.device]
@@ -366,11 +359,9 @@ class Chunks(RemedyKind[Facts]):
     only_saves = True
 
     def levels(self, facts: Facts) -> list[Level]:
-        """Off, or pieces small enough."""
         return [{"chunks": 0}, {"chunks": facts.chunks}]
 
     def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
-        """There has to be such a head."""
         return "" if work.heads else "no last linear layer whose output goes straight into a cross entropy was found"
 
     def is_sensible(self, choice: Choice, facts: Facts) -> bool:

@@ -7,10 +7,11 @@ that wait elsewhere.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.plan.facts import Facts, Sizes, in_flight, place
+from outsize.model.fitting.plan.facts import Facts, Ladder, Sizes, in_flight, place
 from outsize.model.fitting.plan.recipe_ladder import NOTE
 from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind, shorten
 from outsize.model.fitting.recipes.forward_pass import ALL
@@ -41,11 +42,7 @@ class Recipes(RemedyKind[Facts]):
 
     def levels(self, facts: Facts) -> list[Level]:
         """More and more calls, those first that free most bytes for their time; with less or more of it at once."""
-        found: dict[tuple[str, ...], None] = {(): None}
-        for ladder in facts.recipes:
-            rungs = sorted({max(1, round(fraction * len(ladder))) for fraction in FRACTIONS})
-            found |= {ladder[rung - 1].sites: None for rung in rungs}
-        return [{"recipes": sites} for sites in found]
+        return [{"recipes": sites} for sites in dict.fromkeys(((), *some_of(_sites(facts))))]
 
     def is_sensible(self, choice: Choice, facts: Facts) -> bool:
         """It takes the place of remedies for whole modules."""
@@ -60,11 +57,8 @@ class Recipes(RemedyKind[Facts]):
 
     def gentler(self, choice: Choice, facts: Facts) -> list[Choice]:
         """Fewer calls, down its ladder; not where the rest is moved, of which there would be more."""
-        ladders = ([(), *(rung.sites for rung in ladder)] for ladder in facts.recipes)
-        sites = next((sites for sites in ladders if choice.recipes in sites), None)
-        if sites is None or choice.tensors_away:
-            return []
-        return [replace(choice, recipes=some) for some in sites[: sites.index(choice.recipes) + 1]]
+        down = [] if choice.tensors_away else down_to(_sites(facts), choice.recipes)
+        return [replace(choice, recipes=some) for some in down]
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """These calls once more, and the processor's time to see every call and to note these."""
@@ -128,6 +122,22 @@ def move_all(choice: Choice, facts: Facts) -> Choice | None:
         return None
     chunks = facts.chunks if facts.heads and "chunks" not in facts.forbidden else 0
     return replace(choice.cut, tensors_away=(ALL,), gradients_away=True, state_away=1.0, chunks=chunks)
+
+
+def _sites(facts: Facts) -> tuple[Ladder, ...]:
+    return tuple(tuple(rung.sites for rung in ladder) for ladder in facts.recipes)
+
+
+def some_of(ladders: Iterable[Ladder]) -> Iterator[tuple[str, ...]]:
+    """The sets of each ladder that the search tries."""
+    for ladder in ladders:
+        yield from (ladder[n - 1] for n in sorted({max(1, round(part * len(ladder))) for part in FRACTIONS}))
+
+
+def down_to(ladders: Iterable[Ladder], now: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """From nothing up to this set, along its ladder; empty where it is on none."""
+    names = next((names for names in ([(), *ladder] for ladder in ladders) if now in names), [])
+    return names[: names.index(now) + 1] if names else []
 
 
 def computed_again(choice: Choice, facts: Facts, again: float, calls: float) -> float:

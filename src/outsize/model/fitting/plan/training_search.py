@@ -103,7 +103,6 @@ class TrainingSearch(Search[Facts]):
         return candidate if self.fits(candidate) else None
 
     def fits(self, candidate: Candidate) -> bool:
-        """True where the traced step stays inside the budget."""
         projection = candidate.projection
         assert projection is not None
         if not projection.card:
@@ -194,7 +193,6 @@ class TrainingSearch(Search[Facts]):
         return candidate.projection.card and self._needed(candidate.choice, handed) <= self.budget
 
     def _is_dear(self, candidate: Candidate) -> bool:
-        """True where a plan adds much to the plain step."""
         return candidate.seconds > DEAR * self.facts.seconds
 
     def _is_hopeful(self, candidate: Candidate) -> bool:

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from outsize.core.errors import OutsizeError
 from outsize.model.torch_port.ranked import group_timeout
@@ -22,8 +23,6 @@ LONGEST = timedelta(minutes=10)
 
 class Ranks:
     def __init__(self) -> None:
-        import torch.distributed as dist
-
         self.number = dist.get_rank()
         self.count = dist.get_world_size()
         self.timeout = min(LONGEST, group_timeout() or LONGEST)
@@ -31,8 +30,6 @@ class Ranks:
 
     def tell(self, numbers: Sequence[float]) -> list[list[float]]:
         """The numbers of all ranks; whole ones are exact up to 2^53."""
-        import torch.distributed as dist
-
         mine = torch.tensor(list(numbers), dtype=torch.float64)
         rows = [torch.empty_like(mine) for _ in range(self.count)]
         self._run(lambda: dist.all_gather(rows, mine, group=self._group))
@@ -40,16 +37,12 @@ class Ranks:
 
     def share(self, value: Any) -> list[Any]:
         """A small value of every rank."""
-        import torch.distributed as dist
-
         values: list[Any] = [None] * self.count
         self._run(lambda: dist.all_gather_object(values, value, group=self._group))
         return values
 
     def from_first(self, value: Any) -> Any:
         """The first rank's value; what the others give is not looked at."""
-        import torch.distributed as dist
-
         values = [value if self.number == 0 else None]
         self._run(lambda: dist.broadcast_object_list(values, src=0, group=self._group))
         return values[0]
@@ -71,6 +64,4 @@ def _all_ranks(world: int) -> Ranks:
 
 def all_ranks() -> Ranks:
     """The ranks of the user's default group: one object for each such group, made by all ranks together."""
-    import torch.distributed as dist
-
     return _all_ranks(id(dist.group.WORLD))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from outsize.core.errors import OutsizeError
 from outsize.model.torch_port.dispatch import map_tensors, tensors_in
@@ -55,7 +56,6 @@ class Call:
 
     def answer(self) -> None:
         """Make the same call with zeros."""
-        import torch.distributed as dist
 
         def zeros(value: Any) -> Any:
             if isinstance(value, Shape):
@@ -84,8 +84,6 @@ class Collectives:
     @contextlib.contextmanager
     def noting(self, pausing: Pausing = contextlib.nullcontext) -> Iterator[None]:
         """Note what is called while the block runs; `pausing()`: around each call nobody measures."""
-        import torch.distributed as dist
-
         self._slices, self._pausing = [], pausing
         with replaced(
             [(dist, name, self._noted(name, vars(dist)[name])) for name in COLLECTIVES if name in vars(dist)]

@@ -107,7 +107,6 @@ class RankedPlanner(TrainingPlanner):
         return gather_facts(self.work, self.findings, plain, self.request.own_step, timing, chunked)
 
     def _forbid(self, facts: Facts) -> dict[str, str]:
-        """What any rank forbids."""
         mine = self.spread.forbidden | super()._forbid(facts)
         every = self.ranks.share(facts.forbidden | mine)
         return {key: why for others in reversed(every) for key, why in others.items()} | mine
@@ -206,7 +205,6 @@ class RankedPlanner(TrainingPlanner):
     # gradients
 
     def _differs(self, choice: Choice, few: Any) -> str:
-        """Why the fitted gradients are not the plain ones, on any rank."""
         wrong = self._shards_differ(choice, few) if self.spread.talks else super()._differs(choice, few)
         return next((f"{text} (on rank {n})" for n, text in enumerate(self.ranks.share(wrong)) if text), "")
 

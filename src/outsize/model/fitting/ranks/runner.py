@@ -160,7 +160,6 @@ class Sharded(Resident):
         """Slices that all ranks run; 0: not agreed."""
 
     def cut(self, rows: int) -> list[tuple[int, int]]:
-        """As many slices as all ranks run."""
         runs = super().cut(rows)
         if not self.real:  # the first two of them run
             self.spread.begin(min(2, len(runs)))

@@ -89,7 +89,6 @@ class Hosted(Residence):
 
     @contextlib.contextmanager
     def applied(self, batch: Any, sink: Sink) -> Iterator[None]:
-        """Proxies in place of parameters, and forward functions that bring them."""
         visits, choice = self.visits, self.choice
         if self.scratch is not None:
             self.scratch.settle()
@@ -140,7 +139,6 @@ class Hosted(Residence):
         return run
 
     def roll_back(self) -> None:
-        """Nothing is on the device, nothing is under way."""
         with contextlib.suppress(StoreError):  # of what nobody wants any more
             self.mover.drain()
         self.visits.reset()

@@ -95,7 +95,6 @@ class Resident(Residence):
         self.store.land()
 
     def accumulated(self, parameter: Any) -> None:
-        """It leaves, where it is streamed."""
         if self.streamer is not None:
             self.streamer.accumulated(parameter)
 
@@ -108,7 +107,6 @@ class Resident(Residence):
 
     @contextlib.contextmanager
     def applied(self, batch: Any, sink: Sink) -> Iterator[None]:
-        """The choice's forward functions in place of the modules' own."""
         choice, work = self.choice, self.work
         offload = Offload(self.store, ahead=work.device == "cuda", device=work.device)
         fixed = (*work.model.parameters(), *work.model.buffers()) if choice.offload else ()
@@ -206,7 +204,6 @@ class Resident(Residence):
         self.evicted.before_saving(thing, tensors)
 
     def after_saving(self, thing: Any, saved: Any) -> Any:
-        """Copies of what was lent."""
         saving = self.evicted.saving
         if saving is not None and saving.asker is thing:
             self.evicted.saving = None
@@ -228,7 +225,6 @@ class Resident(Residence):
         self.forget_replaced()
 
     def close(self, home: bool = True) -> None:
-        """Everything home, and the store is closed."""
         self.forget_replaced()
         self.evicted.gather("undo()")
         self.store.close()

@@ -109,7 +109,6 @@ class Update(Sink):
             self._keep(parameter)
 
     def waits(self, parameter: Any) -> bool:
-        """It does in a group that is not complete."""
         return parameter in self._waiting
 
     def _wait(self, parameter: Any) -> None:
@@ -344,7 +343,6 @@ class Update(Sink):
             parameter.grad = None
 
     def roll_back(self) -> None:
-        """The step has failed: parameters and state that it changed are as before, gradients are gone."""
         self._give_way()
         self._away.clear()
         for parameter in self._others:

@@ -53,17 +53,13 @@ class UpdateOnCard(Sink):
             self._state.move_in(self.optimizer)
 
     def begin(self) -> None:
-        """State of the first few starts to come."""
         self._prefetch()
 
     def accumulated(self, parameter: Any, holder: Any) -> None:
         """Update now, or with the next ones where it is small."""
-        self._take(parameter, holder)
-
-    def _take(self, parameter: Any, proxy: Any) -> None:
-        if sizeof(proxy) >= self._few:
+        if sizeof(holder) >= self._few:
             self.flush()
-        self._waiting.append((parameter, proxy))
+        self._waiting.append((parameter, holder))
         if sum(sizeof(proxy) for _, proxy in self._waiting) >= self._few:
             self.flush()
 
@@ -87,7 +83,6 @@ class UpdateOnCard(Sink):
             self._visits.remember_held()
 
     def roll_back(self) -> None:
-        """What waits is let go."""
         for _, proxy in self._waiting:
             proxy.grad = None
         for proxy in self._visits.proxies.values():
@@ -117,7 +112,7 @@ class UpdateOnCard(Sink):
             proxy.grad = here.view(0, tuple(parameter.shape), parameter.dtype)
             if factor is not None:
                 proxy.grad.mul_(factor)
-            self._take(parameter, proxy)
+            self.accumulated(parameter, proxy)
             if not self._waiting:
                 self._visits.hide_alone()
         self.finish(None)

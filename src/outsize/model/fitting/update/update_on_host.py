@@ -211,7 +211,6 @@ class KeptGradients(Sink):
         return [row for row in rows if id(row[0]) in mine]
 
     def roll_back(self) -> None:
-        """Gradients of a failed step are let go."""
         self._mover.drain()
         self._here = []
         self._changed = False
