@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from outsize.allocator.cuda import CudaCache
 from outsize.allocator.driver import CudaDriver
 from outsize.allocator.settings import CudaSettings
-from outsize.model.tracing.ledger import Held, Ledger
+from outsize.model.tracing.records.ledger import Held, Ledger
 
 GiB = 2**30
 NATIVE = (

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from outsize.model.fitting.move import evicted
-from outsize.model.tracing.ledger import Ledger
+from outsize.model.tracing.records.ledger import Ledger
 
 
 class Storages(TorchDispatchMode):

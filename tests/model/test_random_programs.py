@@ -115,7 +115,7 @@ def test_steps_that_are_not_alike_are_announced(update, word):
 
 
 def test_no_operator_is_called_for_real_beyond_a_small_size(monkeypatch):
-    from outsize.model.tracing import host_calls
+    from outsize.model.tracing.rules import host_calls
 
     made = []
     monkeypatch.setattr(host_calls, "_measure", lambda func, *rest: made.append(str(func)))
@@ -131,7 +131,7 @@ def test_no_operator_is_called_for_real_beyond_a_small_size(monkeypatch):
 
 
 def test_a_large_call_may_copy_what_is_not_contiguous(monkeypatch):
-    from outsize.model.tracing import host_calls
+    from outsize.model.tracing.rules import host_calls
 
     text = PROGRAM.format(
         model="nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(200))", lines="model = job['model']",

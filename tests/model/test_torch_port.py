@@ -144,7 +144,7 @@ def test_the_error_for_a_missing_part_names_no_line_of_the_user(monkeypatch):
     def lacks() -> bool:
         raise parts.missing("torch._C._current_graph_task_id")
 
-    monkeypatch.setattr("outsize.model.tracing.attribution.in_backward", lacks)
+    monkeypatch.setattr("outsize.model.tracing.records.attribution.in_backward", lacks)
     model = nn.Linear(4, 4)
     with pytest.raises(outsize.OutsizeError) as caught:
         outsize.estimate(lambda x: model(x).sum(), torch.ones(2, 4), device="cpu")

@@ -12,7 +12,7 @@ from outsize.core.footprint import Growth  # noqa: E402
 from outsize.core.units import MiB  # noqa: E402
 from outsize.model.estimation import loaders as loading  # noqa: E402
 from outsize.model.estimation.pressure import gets_through  # noqa: E402
-from outsize.model.tracing.ledger import Ledger  # noqa: E402
+from outsize.model.tracing.records.ledger import Ledger  # noqa: E402
 
 
 def course(*blocks):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from outsize.allocator import CudaSettings, PhaseEvent, replay
 from outsize.allocator.replay import STEPS
 from outsize.core.allocation import AllocationEvent
-from outsize.model.tracing.operators import look_up
-from outsize.model.tracing.replay import replay_on_card
-from outsize.model.tracing.result_shapes import Shapes
+from outsize.model.tracing.records.replay import replay_on_card
+from outsize.model.tracing.rules.operators import look_up
+from outsize.model.tracing.rules.result_shapes import Shapes
 
 aten = torch.ops.aten
 

@@ -19,7 +19,7 @@ from outsize.core.footprint import Amount, Loading
 from outsize.core.noun import Known
 from outsize.core.units import KiB, MiB
 from outsize.model.estimation.replayed_steps import ReplayedSteps, follow
-from outsize.model.tracing.replay import as_events, largest_size, likely_size
+from outsize.model.tracing.records.replay import as_events, largest_size, likely_size
 
 if TYPE_CHECKING:
     from outsize.model.tracing.tracer import Tracer

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from outsize.allocator import replay
 from outsize.core.allocation import EMPTY_CACHE, AllocationEvent
-from outsize.model.tracing.ledger import Held
-from outsize.model.tracing.replay import largest_size, likely_size
+from outsize.model.tracing.records.ledger import Held
+from outsize.model.tracing.records.replay import largest_size, likely_size
 
 Events = Sequence[tuple[bool, Held]]
 

@@ -19,8 +19,8 @@ from outsize.core.noun import Known
 from outsize.core.units import MiB
 from outsize.model.estimation import moments
 from outsize.model.tracing.generation import CACHES
-from outsize.model.tracing.ledger import Held, Ledger
-from outsize.model.tracing.replay import Happened, as_events, happened_on, largest_size, likely_size
+from outsize.model.tracing.records.ledger import Held, Ledger
+from outsize.model.tracing.records.replay import Happened, as_events, happened_on, largest_size, likely_size
 
 KINDS = (
     "weights", "buffers", "gradients", "optimizer state", "inputs", "KV cache", "activations", "temporaries", "workspace",

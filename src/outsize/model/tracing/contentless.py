@@ -27,7 +27,7 @@ from outsize.model.torch_port.dispatch import is_wrapper, torch_off
 from outsize.model.torch_port.objects import key_of
 from outsize.model.torch_port.patches import copying_tensors
 from outsize.model.torch_port.sharding import is_spread
-from outsize.model.tracing import known_values
+from outsize.model.tracing.rules import known_values
 from outsize.model.tracing.tracer import Tracer
 
 T = TypeVar("T")

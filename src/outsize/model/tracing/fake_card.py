@@ -26,9 +26,9 @@ from outsize.model.torch_port.patches import (
     replaced,
     scripting_undisturbed,
 )
-from outsize.model.tracing import counts
-from outsize.model.tracing.attention_calls import attend
-from outsize.model.tracing.recurrent_layers import flatten
+from outsize.model.tracing.rules import counts
+from outsize.model.tracing.rules.attention_calls import attend
+from outsize.model.tracing.rules.recurrent_layers import flatten
 from outsize.model.tracing.trace import Trace
 
 GETTERS = ("device", "is_cuda", "is_cpu", "is_meta")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from outsize.model.tracing.attribution import Owners
 from outsize.model.tracing.autocast import Autocast
-from outsize.model.tracing.ledger import Held, Ledger
+from outsize.model.tracing.records.attribution import Owners
+from outsize.model.tracing.records.ledger import Held, Ledger
 
 
 class Trace(Protocol):

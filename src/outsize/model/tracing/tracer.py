@@ -32,20 +32,20 @@ from outsize.model.torch_port.dispatch import (
 from outsize.model.torch_port.objects import holders_of, key_of, storage_key
 from outsize.model.torch_port.patches import wrapping_backward
 from outsize.model.torch_port.sharding import following_buffers
-from outsize.model.tracing import host_calls, rewrites
-from outsize.model.tracing import known_values as values
-from outsize.model.tracing import packed_sequences as packed
-from outsize.model.tracing.attention_calls import attention_for
-from outsize.model.tracing.attribution import Owners
 from outsize.model.tracing.autocast import Autocast
-from outsize.model.tracing.blocks import Blocks
-from outsize.model.tracing.draws import Draws
 from outsize.model.tracing.fake_card import label_for, make_function_mode, pretend
 from outsize.model.tracing.generation import longest_generation
-from outsize.model.tracing.ledger import Held, Ledger
-from outsize.model.tracing.operators import Operator, look_up
-from outsize.model.tracing.other_tensors import explained, refuse_nested
-from outsize.model.tracing.result_shapes import Shapes
+from outsize.model.tracing.records.attribution import Owners
+from outsize.model.tracing.records.blocks import Blocks
+from outsize.model.tracing.records.ledger import Held, Ledger
+from outsize.model.tracing.rules import host_calls, rewrites
+from outsize.model.tracing.rules import known_values as values
+from outsize.model.tracing.rules import packed_sequences as packed
+from outsize.model.tracing.rules.attention_calls import attention_for
+from outsize.model.tracing.rules.draws import Draws
+from outsize.model.tracing.rules.operators import Operator, look_up
+from outsize.model.tracing.rules.other_tensors import explained, refuse_nested
+from outsize.model.tracing.rules.result_shapes import Shapes
 
 
 class DevicesDiffer(InputError):

@@ -50,8 +50,8 @@ from outsize.model.torch_port.objects import (
     storage_key,
 )
 from outsize.model.torch_port.sharding import is_spread, local_part, spread_like
-from outsize.model.tracing.known_values import KEEP_ELEMENTS
-from outsize.model.tracing.result_shapes import Shapes
+from outsize.model.tracing.rules.known_values import KEEP_ELEMENTS
+from outsize.model.tracing.rules.result_shapes import Shapes
 from outsize.model.tracing.tracer import Tracer
 
 NUMBERS = 64

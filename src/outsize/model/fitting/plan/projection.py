@@ -22,10 +22,10 @@ from outsize.model.fitting.move import evicted
 from outsize.model.fitting.run.random_sources import draws
 from outsize.model.torch_port.dispatch import arguments_of, is_functorch, tensors_in
 from outsize.model.torch_port.objects import around_modules
-from outsize.model.tracing.attribution import Owners
-from outsize.model.tracing.ledger import Held, Ledger
-from outsize.model.tracing.operators import look_up
-from outsize.model.tracing.replay import peaks_of, replay_on_card, split_steps
+from outsize.model.tracing.records.attribution import Owners
+from outsize.model.tracing.records.ledger import Held, Ledger
+from outsize.model.tracing.records.replay import peaks_of, replay_on_card, split_steps
+from outsize.model.tracing.rules.operators import look_up
 from outsize.model.tracing.tracer import Tracer
 
 RATES = {"cpu": (5e10, 1e10), "cuda": (1.5e14, 3e12)}

@@ -13,7 +13,7 @@ import torch
 
 from outsize.model.torch_port.dispatch import has_modes, key_bits, keys_of, tensors_in
 from outsize.model.torch_port.objects import key_of, storage_key
-from outsize.model.tracing.operators import Operator
+from outsize.model.tracing.rules.operators import Operator
 
 _ASK, _FIRST, _NOTHING, _NEW, _LIST = range(5)
 """Kinds of results: ask torch every time; the first argument; nothing; one new tensor; several."""

@@ -14,8 +14,8 @@ import torch
 
 from outsize.model.torch_port.dispatch import map_tensors, torch_off
 from outsize.model.torch_port.objects import storage_key
-from outsize.model.tracing import known_values as values
-from outsize.model.tracing.operators import Operator
+from outsize.model.tracing.rules import known_values as values
+from outsize.model.tracing.rules.operators import Operator
 from outsize.model.tracing.trace import Trace
 
 

@@ -17,7 +17,7 @@ from outsize.model.kernels.cells import run_cells
 from outsize.model.kernels.recurrent import views
 from outsize.model.torch_port.dispatch import aten_operator
 from outsize.model.torch_port.objects import count_flat_weights, flat_weights, storage_key
-from outsize.model.tracing import packed_sequences as packed
+from outsize.model.tracing.rules import packed_sequences as packed
 from outsize.model.tracing.trace import Trace
 
 LAYERS = {

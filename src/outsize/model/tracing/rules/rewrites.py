@@ -17,8 +17,8 @@ import torch
 from outsize.model.kernels import cpu as onednn
 from outsize.model.kernels import recurrent
 from outsize.model.torch_port.dispatch import below_autograd, fused_rms_norm, replacing_kernels
-from outsize.model.tracing import packed_sequences as packed
-from outsize.model.tracing import recurrent_layers, rms_norm
+from outsize.model.tracing.rules import packed_sequences as packed
+from outsize.model.tracing.rules import recurrent_layers, rms_norm
 from outsize.model.tracing.trace import Trace
 
 OnCard = Callable[[Any], bool]

@@ -11,7 +11,7 @@ import linecache
 from collections.abc import Callable
 from typing import Any
 
-from outsize.model.tracing.known_values import shadow
+from outsize.model.tracing.rules.known_values import shadow
 from outsize.model.tracing.trace import Trace
 
 

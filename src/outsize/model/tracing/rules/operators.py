@@ -12,8 +12,8 @@ import torch
 
 from outsize.model.torch_port.dispatch import arguments_of, has_kernel, is_mutable
 from outsize.model.torch_port.flops import flop_rule
-from outsize.model.tracing.known_values import UNWRITTEN
-from outsize.model.tracing.rewrites import SHAPES, WHOLE
+from outsize.model.tracing.rules.known_values import UNWRITTEN
+from outsize.model.tracing.rules.rewrites import SHAPES, WHOLE
 
 
 class Operator:

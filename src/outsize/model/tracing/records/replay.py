@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from outsize.allocator import PhaseEvent, StepsReplay, replay_steps, settings_from_environment
 from outsize.core.allocation import EMPTY_CACHE, AllocationEvent
-from outsize.model.tracing.ledger import Held, Ledger
+from outsize.model.tracing.records.ledger import Held, Ledger
 
 Happened = list[tuple[bool, Held]]
 """(True at an allocation, False at a free; what), in order."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from outsize.model.kernels.call_events import CallEvent
 from outsize.model.kernels.cuda import CALL_EVENTS, Scratch, Size, blocks_of
-from outsize.model.tracing.attribution import Owners
-from outsize.model.tracing.ledger import Held, Ledger
+from outsize.model.tracing.records.attribution import Owners
+from outsize.model.tracing.records.ledger import Held, Ledger
 
 _SPARE = ("aten.convolution.default", "aten.convolution_backward.default")
 """Operators whose workspaces torch can do without if there is no room."""

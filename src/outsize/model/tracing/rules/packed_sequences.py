@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from outsize.model.torch_port.dispatch import torch_off
-from outsize.model.tracing import known_values as values
+from outsize.model.tracing.rules import known_values as values
 from outsize.model.tracing.trace import Trace
 
 

@@ -18,9 +18,9 @@ from outsize.core.units import MiB
 from outsize.model.kernels import cpu
 from outsize.model.kernels.call_events import RESULT, CallEvent
 from outsize.model.torch_port.dispatch import map_tensors, profiled_bytes, tensors_in, torch_off
-from outsize.model.tracing import packed_sequences as packed
-from outsize.model.tracing.operators import Operator
-from outsize.model.tracing.result_shapes import describe
+from outsize.model.tracing.rules import packed_sequences as packed
+from outsize.model.tracing.rules.operators import Operator
+from outsize.model.tracing.rules.result_shapes import describe
 from outsize.model.tracing.trace import Trace
 
 MOST_BYTES = 64 * MiB

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from outsize.core.errors import InputError
-from outsize.model.tracing.operators import look_up
+from outsize.model.tracing.rules.operators import look_up
 
 _WORDS = {"Sparse": "sparse tensors", "Quantized": "quantised tensors"}
 """Word in torch's error where it has no such tensors without contents -> what they are."""

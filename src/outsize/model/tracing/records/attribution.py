@@ -19,12 +19,13 @@ from torch.optim import optimizer as optimizers
 
 from outsize.model.torch_port.dispatch import in_backward, next_node, parts_of, running_node
 from outsize.model.torch_port.objects import around_modules, hooked
-from outsize.model.tracing.ledger import Held, Ledger
+from outsize.model.torch_port.parts import PACKAGE
+from outsize.model.tracing.records.ledger import Held, Ledger
 
 FILLING = str(Path("torch", "nn", "init.py"))
 """Where torch fills weights."""
 
-OURS = str(Path(__file__).parents[2])
+OURS = str(PACKAGE)
 
 
 class Owners:
