@@ -76,6 +76,21 @@ def test_import_loads_neither_numpy_nor_rich_nor_any_extra():
     assert answer.stdout.strip() == "[]"
 
 
+def test_without_torch_every_verb_for_its_models_says_how_to_get_it():
+    calls = {
+        "estimate": "estimate(lambda: 1)", "fit": "fit(1, 2, 3, 4)", "batch_size": "batch_size(1, 2, 3, 4)",
+        "data_loader": "data_loader([1], 1)", "calibrate": "calibrate()", "shrink": "shrink(1)",
+    }  # fmt: skip
+    code = (
+        "import sys; sys.modules['torch'] = None\nimport outsize\n"
+        "for name, call in " + repr(calls) + ".items():\n"
+        "    try:\n        eval('outsize.' + call)\n"
+        "    except outsize.InputError as error:\n        print(name, 'pip install' in str(error))\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines() == [f"{name} True" for name in calls]
+
+
 def lint_imports(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(BIN / "lint-imports"), "--no-cache"],
@@ -91,9 +106,9 @@ PLANTED = {
     "outsize.core.plan": "outsize.core.outcomes.outcome",
     "outsize.compression.method": "outsize.compression.search",
     "outsize.model.kernels.call_events": "outsize.model.tracing.records.ledger",
-    "outsize.model.tracing.records.ledger": "outsize.model.tracing.tracer",
-    "outsize.model.tracing.records.attribution": "outsize.model.tracing.records.replay",
-    "outsize.model.tracing.rules.known_values": "outsize.model.tracing.rules.rewrites",
+    "outsize.model.tracing.trace": "outsize.model.tracing.tracer",
+    "outsize.model.tracing.records.ledger": "outsize.model.tracing.records.blocks",
+    "outsize.model.tracing.rules.counts": "outsize.model.tracing.rules.draws",
     "outsize.model.kernels.layouts": "outsize.model.kernels.cuda",
     "outsize.model.estimation.pressure": "outsize.model.estimation.growth",
     "outsize.model.torch_port.parts": "outsize.model.torch_port.patches",
