@@ -24,9 +24,8 @@ from outsize.core.errors import InputError
 from outsize.core.footprint import Footprint
 from outsize.core.footprint_change import compare_footprints
 from outsize.core.noun import write_text
-from outsize.model.estimation.configurations import OPTIMIZERS, PRECISIONS, step_from
+from outsize.model.estimation.configurations import OPTIMIZERS, PRECISIONS, SHARDINGS, step_from
 from outsize.model.estimation.estimate import estimate
-from outsize.model.estimation.ranks import SHARDINGS
 from outsize.model.estimation.ways_out import Setting, measure_for_step, measure_precisions, measure_ways_out
 from outsize.model.frameworks import FIRST
 from outsize.model.scripts.start import SECONDS, estimate_script

@@ -31,8 +31,23 @@ PRECISIONS = {
 }  # fmt: skip
 """Name -> (dtype of the weights, whatever the configuration says they were saved in; autocast's dtype or None)."""
 
+SHARDINGS = {
+    "ddp": "DistributedDataParallel: each rank has the whole model, gradients twice (its buckets)",
+    "zero1": "DDP with ZeroRedundancyOptimizer: optimizer state is spread",
+    "zero2": "fully_shard(reshard_after_forward=False): weights stay gathered from the forward to the backward pass",
+    "fsdp": "fully_shard: weights, gradients and state are spread, blocks are gathered when they run (ZeRO-3)",
+    "hsdp": "fully_shard inside a node of 8, repeated over nodes",
+    "offload": "fully_shard with CPUOffloadPolicy: shards, gradients and state are in host memory",
+}
+"""Ways to spread a model."""
+
 ORDERED = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForImageClassification")
 """Model classes to try if a configuration names none; a model with encoder and decoder keeps both."""
+
+SIZES = (
+    "hidden_size", "n_embd", "d_model", "dim", "hidden_sizes", "embed_dim", "text_config", "hidden_dim", "embed_dims",
+)  # fmt: skip
+"""Fields of which a configuration with sizes has one."""
 
 ONE_LABEL = ("ForSequenceClassification", "ForNextSentencePrediction")
 """Ends of the class names of text models that need one label per sample."""
@@ -116,18 +131,7 @@ def read_config(path: str) -> Any:
         raise InputError(f"{file} is not JSON: byte {error.start} of it is no text") from None
     if not isinstance(fields, dict) or "model_type" not in fields:
         raise InputError(f"{file} names no model_type: it is not the config.json of a transformers model")
-    sizes = (
-        "hidden_size",
-        "n_embd",
-        "d_model",
-        "dim",
-        "hidden_sizes",
-        "embed_dim",
-        "text_config",
-        "hidden_dim",
-        "embed_dims",
-    )
-    if not any(name in fields for name in sizes):
+    if not any(name in fields for name in SIZES):
         raise InputError(f"{file} has no sizes (hidden_size, n_embd, d_model, ...): the model cannot be built from it")
     transformers = need("transformers", "estimate --hf", "give MODULE:FUNCTION instead")
     try:

@@ -18,12 +18,12 @@ from outsize.core.footprint import Footprint, Loading
 from outsize.core.units import parse_bytes
 from outsize.model.estimation import growth, replayed_steps
 from outsize.model.estimation import loaders as loading
-from outsize.model.estimation import ranks as spread
 from outsize.model.frameworks import adapter_of
 from outsize.model.torch_port.parts import require_torch
 
 if TYPE_CHECKING:
     from outsize.model.estimation.job import Job
+    from outsize.model.estimation.ranks import Spreading
 
 DEFAULT_CARD = "H200"
 """The card that is assumed if none is named: the one on which the kernels were measured."""
@@ -66,12 +66,13 @@ def estimate(
         return found
     require_torch("outsize.estimate")
     from outsize.model.estimation.job import Job
+    from outsize.model.estimation.ranks import read_spreading
 
     chosen = None if card is None else find_card(card)
     capacity = capacity_of(chosen, budget)
     label = label_of(device)
     job = Job(step, args, build, label, chosen or find_card(DEFAULT_CARD), steps)
-    job.spreading = spread.read_spreading(ranks, sharding)
+    job.spreading = read_spreading(ranks, sharding)
     job.shape = (1.0, 0) if ranks == "fewest" else None
     loaded = None if loader is None else loading.of(loader)
     with told("tracing", "steps") as job.traced:
@@ -81,17 +82,19 @@ def estimate(
 
 def _with_fewest(job: Job, plain: Footprint, batch: int | None, seq: int | None, sharding: str | None) -> Footprint:
     """How many cards the step takes, spread in each way."""
+    from outsize.model.estimation.ranks import find_fewest
+
     if plain.capacity is None:
         raise InputError("ranks='fewest' needs a card, such as card='a100-80gb', or a budget")
     sizes = [size for size in (batch, seq) if size is not None]
 
-    def trace(spreading: spread.Spreading) -> Footprint:
+    def trace(spreading: Spreading) -> Footprint:
         job.spreading = spreading
         tracer = job.trace(*sizes)
         return job.footprint(tracer, job.replay(tracer), plain.card, plain.capacity, None)
 
     assert job.shape is not None
-    rows = spread.find_fewest(trace, sharding, plain, *job.shape)
+    rows = find_fewest(trace, sharding, plain, *job.shape)
     return dataclasses.replace(plain, fewest=rows)
 
 

@@ -13,29 +13,21 @@ import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from outsize.core.errors import InputError
 from outsize.core.footprint import FewestCards, Footprint
 from outsize.core.noun import Known
 from outsize.core.units import format_bytes
+from outsize.model.estimation.configurations import SHARDINGS
 from outsize.model.torch_port.objects import parameter_table
 from outsize.model.torch_port.one_process import make_buckets, replica_rows
 from outsize.model.torch_port.parts import has_part
 from outsize.model.torch_port.ranked import is_started, pretended_ranks
-
-if TYPE_CHECKING:
-    from outsize.model.tracing.tracer import Tracer
-
-SHARDINGS = {
-    "ddp": "DistributedDataParallel: each rank has the whole model, gradients twice (its buckets)",
-    "zero1": "DDP with ZeroRedundancyOptimizer: optimizer state is spread",
-    "zero2": "fully_shard(reshard_after_forward=False): weights stay gathered from the forward to the backward pass",
-    "fsdp": "fully_shard: weights, gradients and state are spread, blocks are gathered when they run (ZeRO-3)",
-    "hsdp": "fully_shard inside a node of 8, repeated over nodes",
-    "offload": "fully_shard with CPUOffloadPolicy: shards, gradients and state are in host memory",
-}
-"""Ways to spread a model."""
+from outsize.model.tracing.contentless import inside
+from outsize.model.tracing.tracer import Tracer
 
 NODE = 8
 """Cards of a node, inside which HSDP shards."""
@@ -186,10 +178,6 @@ def shape_of(given: Any) -> tuple[float, int]:
 
 def find_objects(given: Any) -> tuple[list[Any], list[Any]]:
     """Models and optimizers that values hold: in containers, attributes, partial functions and what functions close over."""
-    import torch
-
-    from outsize.model.tracing.contentless import inside
-
     models: list[Any] = []
     optimizers: list[Any] = []
     seen: set[int] = set()
@@ -213,8 +201,6 @@ def find_objects(given: Any) -> tuple[list[Any], list[Any]]:
 
 def find_blocks(model: Any) -> list[Any]:
     """The modules in the outermost lists of equal ones, which is what people call `fully_shard` on."""
-    import torch
-
     found: list[Any] = []
 
     def look(module: Any) -> None:

@@ -18,13 +18,15 @@ from outsize.core.footprint import Phase
 from outsize.core.noun import Known
 from outsize.core.units import MiB
 from outsize.model.estimation import moments
-from outsize.model.tracing.generation import CACHES
 from outsize.model.tracing.records.ledger import Held, Ledger
 from outsize.model.tracing.records.replay import Happened, as_events, happened_on, largest_size, likely_size
 
 KINDS = (
     "weights", "buffers", "gradients", "optimizer state", "inputs", "KV cache", "activations", "temporaries", "workspace",
 )  # fmt: skip
+CACHES = "cache_utils.py:"
+"""Where transformers makes its caches of keys and values: the beginning of a record's line."""
+
 SOMEWHAT = (4 * MiB, 8 * MiB, 16 * MiB)
 """Bytes added to uncertain sizes for the bound: partial sums of convolutions vary by that much."""
 

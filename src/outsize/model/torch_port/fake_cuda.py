@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.dispatch import map_tensors
 from outsize.model.torch_port.parts import is_older_than, part
 from outsize.model.torch_port.patches import Row
@@ -18,8 +20,6 @@ from outsize.model.torch_port.patches import Row
 
 def card_rows(index: int, capability: tuple[int, int], total: int, accelerator: bool, there: bool = True) -> list[Row]:
     """What stands in the place of torch's own; `accelerator`: the step runs on the card; `there`: one is found."""
-    import torch
-
     if is_older_than("2.8"):  # whoever makes an optimizer loads it, and it looks at classes that are replaced here
         part("_dynamo")
     properties = SimpleNamespace(
@@ -95,8 +95,6 @@ def _scatter(parallel: Any, inputs: Any, kwargs: Any, device_ids: list[Any]) -> 
 
 def _random_state(*args: Any, **kwargs: Any) -> Any:
     """What the compiler keeps before it works and puts back after it."""
-    import torch
-
     return torch.empty(16, dtype=torch.uint8, device="cpu")
 
 

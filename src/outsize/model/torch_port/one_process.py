@@ -10,6 +10,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.fake_cuda import Stream, answer
 from outsize.model.torch_port.parts import part
 from outsize.model.torch_port.patches import Row
@@ -20,15 +22,11 @@ BUCKETS = (2**20, 25 * 2**20)
 
 def single_process_rows() -> list[Row]:
     """One process, whatever the script asks for."""
-    import torch
-
     return [*_group_rows(), (torch.multiprocessing, "spawn", _spawn), *replica_rows()]
 
 
 def replica_rows() -> list[Row]:
     """DistributedDataParallel without peers."""
-    import torch
-
     replica = _make_replica()
     return [(owner, "DistributedDataParallel", replica) for owner in (torch.nn.parallel, torch.nn.parallel.distributed)]
 
@@ -49,8 +47,6 @@ def _spawn(function: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int
 
 
 def _group_rows() -> list[Row]:
-    import torch
-
     group = torch.distributed
     started: list[bool] = []
     done = Stream()  # a handle that has nothing to wait for
@@ -78,8 +74,6 @@ def _group_rows() -> list[Row]:
 
 
 def _make_replica() -> type:
-    import torch
-
     real = torch.nn.parallel.DistributedDataParallel
 
     class Answers(type):
@@ -117,8 +111,6 @@ def _make_replica() -> type:
 
 def make_buckets(module: Any, last: int = BUCKETS[1]) -> Iterator[Any]:
     """Flat tensors for the gradients, last parameters first."""
-    import torch
-
     sizes: dict[Any, int] = {}
     limits: dict[Any, int] = {}
     for parameter in reversed([p for p in module.parameters() if p.requires_grad]):

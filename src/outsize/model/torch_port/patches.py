@@ -11,6 +11,8 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from outsize.model.torch_port.dispatch import asks_for_functions, no_functions, numbered_card, torch_off
 from outsize.model.torch_port.parts import attribute, part
 
@@ -31,8 +33,6 @@ def replaced(rows: list[Row]) -> Iterator[None]:
 
 def wrapping_backward(mode: Callable[[], Any]) -> contextlib.AbstractContextManager[None]:
     """Every backward pass in the block runs under a mode."""
-    import torch
-
     part("autograd._engine_run_backward")
     engine = vars(torch.autograd)["_engine_run_backward"]  # another block may have replaced it
 
@@ -45,8 +45,6 @@ def wrapping_backward(mode: Callable[[], Any]) -> contextlib.AbstractContextMana
 
 def on_autocast_end(clear: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """`clear` is called where torch forgets what autocast has cast."""
-    import torch
-
     before = torch.clear_autocast_cache
 
     def clear_all() -> None:
@@ -71,15 +69,11 @@ def without_autocast() -> contextlib.AbstractContextManager[None]:
 
 def copying_tensors(copy: Callable[[Any, dict[int, Any]], Any]) -> contextlib.AbstractContextManager[None]:
     """`copy.deepcopy` makes copies of tensors by this function."""
-    import torch
-
     return replaced([(owner, "__deepcopy__", copy) for owner in (torch.Tensor, torch.nn.Parameter)])
 
 
 def registering_parameters(register: Callable[[Any, str, Any], None]) -> contextlib.AbstractContextManager[None]:
     """Modules register their parameters by this function."""
-    import torch
-
     return replaced([(torch.nn.Module, "register_parameter", register)])
 
 
@@ -93,8 +87,6 @@ def checkpoints_compared_by(describe: Callable[[Any], Any]) -> contextlib.Abstra
 
 def inner_functions_seen() -> list[Row]:
     """Torch functions written in Python turn the mode off for the calls they make; with these rows it stays on."""
-    import torch
-
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     owners = (torch.nn.functional, torch.functional, torch.nn.init)
     return [(owner, name, _has_subclass) for owner in owners for name in names]
@@ -102,7 +94,6 @@ def inner_functions_seen() -> list[Row]:
 
 def foreach_everywhere() -> list[Row]:
     """Rows with which gradients without contents are clipped as those of a device: many at once."""
-    import torch
 
     def plain(tensors: Any, device: Any) -> bool:
         return all(tensor is None or type(tensor) is torch.Tensor for tensor in tensors)
@@ -125,8 +116,6 @@ def numbered_cards() -> Row:
 
 def scripting_undisturbed(rows: list[Row]) -> Row:
     """`torch.jit.script` with unpatched torch: a library that the step imports may compile functions."""
-    import torch
-
     script = torch.jit.script
     before = [(owner, name, vars(owner)[name]) for owner, name, _ in rows if name in vars(owner)]
 
@@ -139,8 +128,6 @@ def scripting_undisturbed(rows: list[Row]) -> Row:
 
 def _has_subclass(*values: Any) -> bool:
     """True where a tensor subclass wants to be asked, the mode itself not counted."""
-    import torch
-
     if not part("_C._is_torch_function_enabled")():  # a subclass has been asked and calls on
         return False
     plain = (torch.Tensor, torch.nn.Parameter)

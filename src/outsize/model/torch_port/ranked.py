@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from outsize.model.torch_port.parts import has_part, part
 from outsize.model.torch_port.patches import Row, replaced
 
@@ -34,8 +37,6 @@ class Done:
 
 
 def silent_collectives() -> contextlib.AbstractContextManager[None]:
-    import torch.distributed as dist
-
     return replaced([(dist, name, lambda *args, **kwargs: Done()) for name in COLLECTIVES])
 
 
@@ -43,9 +44,6 @@ def silent_collectives() -> contextlib.AbstractContextManager[None]:
 def pretended_ranks(count: int, kind: str, rows: list[Row]) -> Iterator[None]:
     """This process believes to be the first of so many ranks, on a `kind` of device; `rows`: what else stands in the place of
     torch's own."""
-    import torch
-    import torch.distributed as dist
-
     store = part("testing._internal.distributed.fake_pg.FakeStore")()
     said = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(min(count, 8))}
     before = {name: os.environ.get(name) for name in said}
@@ -68,8 +66,6 @@ def pretended_ranks(count: int, kind: str, rows: list[Row]) -> Iterator[None]:
 
 def group_timeout() -> timedelta | None:
     """How long the user's default group waits for a rank; None where this torch does not tell."""
-    import torch.distributed as dist
-
     if not has_part("distributed.distributed_c10d._get_default_timeout"):
         return None
     group = dist.group.WORLD
@@ -83,8 +79,6 @@ def group_timeout() -> timedelta | None:
 
 def is_started() -> bool:
     """True in a process of a group, as torchrun, accelerate and Ray Train start them."""
-    import torch.distributed as dist
-
     return bool(dist.is_available() and dist.is_initialized())
 
 

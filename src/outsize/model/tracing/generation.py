@@ -12,10 +12,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from outsize.model.torch_port.patches import replaced
+import torch
 
-CACHES = "cache_utils.py:"
-"""Where transformers makes its caches of keys and values: the beginning of a record's line."""
+from outsize.model.torch_port.patches import replaced
 
 
 @contextlib.contextmanager
@@ -29,8 +28,6 @@ def longest_generation() -> Iterator[None]:
     before = StoppingCriteriaList.__call__
 
     def at_the_end(self: Any, input_ids: Any, scores: Any, **named: Any) -> Any:
-        import torch
-
         longest = self.max_length
         if longest is None:
             return before(self, input_ids, scores, **named)

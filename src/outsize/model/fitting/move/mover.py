@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 Mark = Any
 """A moment on a device; None: it has passed already."""
 
@@ -86,8 +88,6 @@ class Mover:
 
     def empty(self, size: int) -> Any:
         """A flat byte tensor on the device, of torch's allocator."""
-        import torch
-
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def bring(self, into: Any, source: Any, after: Iterable[Mark] = ()) -> Mark:
@@ -147,8 +147,6 @@ class CardMover(Mover):
     """
 
     def __init__(self, device: Any, leaving: Leaving | None = None) -> None:
-        import torch
-
         super().__init__(device, Leaving(LEAVING) if leaving is None else leaving)
         self._in = torch.cuda.Stream(self.device)
         self._out = torch.cuda.Stream(self.device)
@@ -170,8 +168,6 @@ class CardMover(Mover):
         return mark
 
     def _start(self, stream: Any, into: Any, source: Any, after: Iterable[Mark]) -> Mark:
-        import torch
-
         for mark in after:
             if mark is not None:
                 stream.wait_event(mark)
@@ -180,13 +176,9 @@ class CardMover(Mover):
         return stream.record_event()
 
     def mark(self) -> Mark:
-        import torch
-
         return torch.cuda.current_stream(self.device).record_event()
 
     def wait(self, mark: Mark) -> None:
-        import torch
-
         if mark is not None:
             torch.cuda.current_stream(self.device).wait_event(mark)
 
@@ -195,16 +187,12 @@ class CardMover(Mover):
             mark.synchronize()
 
     def drain(self) -> None:
-        import torch
-
         torch.cuda.synchronize(self.device)
         self.leaving.clear()
 
 
 def open_mover(device: Any) -> Mover:
     """The way to a device from the memory of its host."""
-    import torch
-
     if device.type != "cuda":
         return Mover(device)
     return CardMover(torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index))
