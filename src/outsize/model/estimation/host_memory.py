@@ -36,17 +36,8 @@ the bound."""
 
 
 HEAVY = (
-    "transformers",
-    "torchvision",
-    "scipy",
-    "pandas",
-    "sklearn",
-    "datasets",
-    "accelerate",
-    "peft",
-    "timm",
-    "diffusers",
-)
+    "transformers", "torchvision", "scipy", "pandas", "sklearn", "datasets", "accelerate", "peft", "timm", "diffusers",
+)  # fmt: skip
 """Libraries that a training program loads and that hold tens of MiB each."""
 
 CODE = """

@@ -7,6 +7,7 @@ XLA allocates the same for every call of a compiled function.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from outsize.core.cards import Card, find_card
@@ -53,23 +54,18 @@ def estimate(
         return found if batch is None else _grown(job, found, batch, seq)
 
 
+@dataclass(slots=True)
 class _Job:
     """A step with all that is needed to look at it, once or for several sizes."""
 
-    def __init__(
-        self, step: Callable[..., Any], args: tuple[Any, ...], build: Callable[..., Any] | None, device: str,
-        card: Card | None, capacity: int | None,
-    ) -> None:  # fmt: skip
-        self.step, self.args, self.build, self.device, self.card, self.capacity = (
-            step,
-            args,
-            build,
-            device,
-            card,
-            capacity,
-        )
-        self.traced: Callable[[], None] = lambda: None
-        self.known: dict[tuple[int, ...], Footprint] = {}
+    step: Callable[..., Any]
+    args: tuple[Any, ...]
+    build: Callable[..., Any] | None
+    device: str
+    card: Card | None
+    capacity: int | None
+    traced: Callable[[], None] = lambda: None
+    known: dict[tuple[int, ...], Footprint] = field(default_factory=dict)
 
     def footprint(self, *sizes: int) -> Footprint:
         """The footprint at these sizes; they go to the builder."""
@@ -79,11 +75,9 @@ class _Job:
             lived.arguments = [bytes_on_one(shape) for shape in call.shapes]
             there = find_device(self.device)
             donated = [number for number, given in enumerate(call.donated) if given]
-            compiled = (
-                None
-                if there is None
-                else guarded(call.name, lambda: compile_for(there, call.function, call.shapes, donated))
-            )
+            compiled = None
+            if there is not None:
+                compiled = guarded(call.name, lambda: compile_for(there, call.function, call.shapes, donated))
             self.known[sizes] = footprint.make(call, lived, compiled, self.device, self.card, self.capacity)
             self.traced()
         return self.known[sizes]

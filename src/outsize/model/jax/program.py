@@ -150,13 +150,16 @@ class _Reader:
         if name == "device_put" and len(inputs) == 1:
             came, goes = parts.is_away(equation.invars[0].aval), parts.is_away(equation.outvars[0].aval)
             params["loads"], params["sends"] = came and not goes, goes and not came
-        made = Operator(name, inputs, outputs, params, line, shapes)
-        for value in outputs:
-            value.maker = made
-        self.operators.append(made)
+        self._add(Operator(name, inputs, outputs, params, line, shapes))
         if key is not None:
             self.known[key] = outputs
         return outputs
+
+    def _add(self, made: Operator) -> list[Value]:
+        for value in made.outputs:
+            value.maker = made
+        self.operators.append(made)
+        return made.outputs
 
     def _batch_first(self, equation: Any, inputs: list[Value], line: str) -> list[Value]:
         """Operands of a product with their batch axes in front: XLA copies those that are not, and keeps the copies."""
@@ -172,23 +175,15 @@ class _Reader:
                 continue
             key = ("batch first", order, id(value))
             if key not in self.known:
-                made = Operator(
-                    "copy for a product", [value], [Value(value.bytes, line, "copy for a product")], line=line
-                )
-                made.outputs[0].maker = made
-                self.operators.append(made)
-                self.known[key] = made.outputs
+                copy = Value(value.bytes, line, "copy for a product")
+                self.known[key] = self._add(Operator(copy.name, [value], [copy], line=line))
             found += self.known[key]
         return found
 
     def _barrier(self, inputs: list[Value]) -> list[Value]:
         """The same values under other names, so that what is computed again is not taken for what was computed before."""
         outputs = [Value(value.bytes, value.line, "optimization_barrier") for value in inputs]
-        made = Operator("optimization_barrier", inputs, outputs)
-        for value in outputs:
-            value.maker = made
-        self.operators.append(made)
-        return outputs
+        return self._add(Operator("optimization_barrier", inputs, outputs))
 
     def _key(self, name: str, equation: Any, inputs: list[Value]) -> Any:
         if name in LOOPS or name in UNKNOWN or equation.effects:

@@ -33,6 +33,9 @@ IN_PLACE = frozenset((
 ))  # fmt: skip
 """Operators that write over an input that nobody else reads, where sizes are equal."""
 
+BROADCAST = ("Cast", "OnesLike", "Equal", "Less", "Greater", "LessEqual", "GreaterEqual", "NotEqual")
+"""Further operators on elements whose shapes follow from each other."""
+
 Run = Callable[["Kernels", Flat, list[Tensor]], list[Tensor]]
 
 
@@ -130,16 +133,7 @@ MOST_RUNS = 3_000_000
 def _shape_from(node: Node, given: list[Tensor]) -> Shape | None:
     """Shapes that follow from inputs, for operators whose graph leaves them open."""
     kind = node.type
-    if kind in IN_PLACE or kind in (
-        "Cast",
-        "OnesLike",
-        "Equal",
-        "Less",
-        "Greater",
-        "LessEqual",
-        "GreaterEqual",
-        "NotEqual",
-    ):
+    if kind in IN_PLACE or kind in BROADCAST:
         try:
             return tuple(int(size) for size in np.broadcast_shapes(*(each.shape for each in given)))
         except ValueError:
@@ -188,26 +182,18 @@ def _constant(kernels: Kernels, node: Node, given: list[Tensor], flat: Flat) -> 
     return [tensor]
 
 
+def _sizes_as(kernels: Kernels, node: Node, number: int, shape: Shape) -> Tensor:
+    """A shape as a result."""
+    buffer = kernels.memory.take(8 * len(shape), node, node.name)
+    return Tensor((len(shape),), node.widths[number], buffer, np.array(shape))
+
+
 def _shape(kernels: Kernels, node: Node, given: list[Tensor], flat: Flat) -> list[Tensor]:
-    made = []
-    for number, each in enumerate(given):
-        value = np.array(each.shape)
-        made.append(
-            Tensor(
-                (len(each.shape),),
-                node.widths[number],
-                kernels.memory.take(8 * len(each.shape), node, node.name),
-                value,
-            )
-        )
-    return made
+    return [_sizes_as(kernels, node, number, each.shape) for number, each in enumerate(given)]
 
 
 def _variable_shape(kernels: Kernels, node: Node, given: list[Tensor], flat: Flat) -> list[Tensor]:
-    shape = () if given[0].variable is None else given[0].variable.shape
-    return [
-        Tensor((len(shape),), node.widths[0], kernels.memory.take(8 * len(shape), node, node.name), np.array(shape))
-    ]
+    return [_sizes_as(kernels, node, 0, () if given[0].variable is None else given[0].variable.shape)]
 
 
 def _read(kernels: Kernels, node: Node, given: list[Tensor], flat: Flat) -> list[Tensor]:
@@ -348,8 +334,7 @@ def _element_shape(kernels: Kernels, node: Node, given: list[Tensor], flat: Flat
     item = next((each for each in items or () if each is not None), None)
     if item is None:
         return kernels._plain(node, given)
-    value = np.array(item.shape)
-    return [Tensor((len(value),), node.widths[0], kernels.memory.take(8 * len(value), node, node.name), value)]
+    return [_sizes_as(kernels, node, 0, item.shape)]
 
 
 def _loop(kernels: Kernels, node: Node, given: list[Tensor], flat: Flat) -> list[Tensor]:

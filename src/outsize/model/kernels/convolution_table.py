@@ -208,18 +208,8 @@ def near_kinds(layer: Layer) -> Iterator[tuple[Any, ...]]:
 def kind_of(layer: Layer) -> tuple[Any, ...]:
     """Layers are compared within a kind only."""
     groups = "one" if layer.groups == 1 else ("each" if layer.depthwise else "some")
-    wide = layer.dilation > 1
-    return (
-        layer.axes,
-        layer.dtype,
-        layer.last,
-        layer.kernel == 1,
-        layer.stride > 1,
-        groups,
-        layer.channels <= 4,
-        wide,
-        layer.odd,
-    )
+    form = layer.axes, layer.dtype, layer.last, layer.kernel == 1, layer.stride > 1
+    return (*form, groups, layer.channels <= 4, layer.dilation > 1, layer.odd)
 
 
 def place_of(layer: Layer) -> tuple[float, ...]:

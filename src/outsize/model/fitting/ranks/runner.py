@@ -29,7 +29,7 @@ from outsize.model.fitting.run.resident import Resident, open_resident
 from outsize.model.fitting.run.runner import Runner, Work
 from outsize.model.fitting.update.clip_and_scale import clip_factor
 from outsize.model.fitting.update.gradient_sink import InPlace, Sink
-from outsize.model.fitting.update.optimizer_subset import drop_gradients, parameters_of
+from outsize.model.fitting.update.optimizer_subset import drop_gradients, parameters_of, step_whole
 from outsize.model.torch_port.sharding import local_part
 
 WELL, SHORT, FAILED = range(3)
@@ -188,11 +188,7 @@ class ShardedUpdate(InPlace):
         if self._clip is not None and with_gradients:
             self._clip_all(with_gradients, self._clip)
         self._changed = True  # until it is done, nobody knows what it has changed
-        if self.scaler is not None:
-            self.scaler.step(self._optimizer)
-            self.scaler.update()
-        else:
-            self._optimizer.step()
+        step_whole(self._optimizer, self.scaler)
         self._changed, self.done = False, True
         drop_gradients(self._optimizer)
 

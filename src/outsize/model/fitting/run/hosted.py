@@ -60,7 +60,6 @@ class Hosted(Residence):
         """What a unit draws again in its second run; a trace, of which others are learned, draws from no other."""
         self._source = source
         self._heads: Any = None
-        self.rehearsing = False
         self.checked: dict[str, bool] = {}
         """Units that a rehearsal has looked at: do they mix rows?"""
 
@@ -77,15 +76,6 @@ class Hosted(Residence):
     def holders(self) -> Iterable[tuple[Any, Any]]:
         trained = (place.parameter for place in self.visits.cut.places() if place.parameter.requires_grad)
         return [(parameter, self.visits.proxies[id(parameter)]) for parameter in trained]
-
-    @contextlib.contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """A unit that cannot run in pieces is said so that a plan without them is made."""
-        self.rehearsing = True
-        try:
-            yield
-        finally:
-            self.rehearsing = False
 
     @contextlib.contextmanager
     def applied(self, batch: Any, sink: Sink) -> Iterator[None]:
@@ -127,7 +117,7 @@ class Hosted(Residence):
         def run(*args: Any, **kwargs: Any) -> Any:
             if name not in self.checked:
                 self.checked[name] = mixes_rows(forward, args, kwargs, self.real)
-            if self.checked[name] and (self.rehearsing or not self.real):
+            if self.checked[name] and (self.rehearsing or not self.real):  # a plan without pieces is made
                 raise MixesRows(name)
             if self.checked[name]:
                 raise InputError(

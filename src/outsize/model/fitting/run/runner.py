@@ -24,7 +24,7 @@ from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.out_of_memory import clear_up
 from outsize.model.fitting.run.loss import Normaliser, read_loss
 from outsize.model.fitting.run.replayed_draws import Replay
-from outsize.model.fitting.update.gradient_sink import Sink
+from outsize.model.fitting.update.gradient_sink import Rehearsing, Sink
 from outsize.model.fitting.update.optimizer_subset import hold_for_closure, needs_closure
 from outsize.model.fitting.update.undo_log import Interrupts
 from outsize.model.torch_port.objects import hooked
@@ -68,7 +68,7 @@ class Work:
     """The model, or a part of it, is compiled."""
 
 
-class Residence:
+class Residence(Rehearsing):
     """Where a model's weights are while it runs."""
 
     real = True
@@ -111,10 +111,6 @@ class Residence:
 
     def end_slice(self) -> None:
         """The backward pass of a slice is over."""
-
-    def rehearsal(self) -> contextlib.AbstractContextManager[None]:
-        """A step that changes nothing."""
-        return contextlib.nullcontext()
 
     def roll_back(self) -> None:
         """Something has failed: nothing is under way."""

@@ -16,15 +16,29 @@ import torch
 from outsize.model.fitting.move.mover import Mover
 
 
-class Sink:
+class Rehearsing:
+    """What takes part in a step that changes nothing."""
+
+    rehearsing = False
+    """Do everything and keep nothing."""
+
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Keep nothing of the steps inside the block."""
+        self.rehearsing = True
+        try:
+            yield
+        finally:
+            self.rehearsing = False
+
+
+class Sink(Rehearsing):
     """Takes the gradients of one step after the other; this one leaves them where they are."""
 
     listens = True
     """Wants to hear of every gradient."""
     eager = False
     """Updates parameters in the backward pass for good: from its beginning on, an interrupt waits for the step's end."""
-    rehearsing = False
-    """Do everything and keep nothing."""
     scaler: Any = None
     """The user's GradScaler."""
     safe = False
@@ -41,15 +55,6 @@ class Sink:
 
     def leave_home(self) -> None:
         """State that the plan keeps elsewhere goes there."""
-
-    @contextlib.contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Keep nothing of the steps inside the block."""
-        self.rehearsing = True
-        try:
-            yield
-        finally:
-            self.rehearsing = False
 
     def begin_step(self) -> None:
         """A step begins."""

@@ -97,6 +97,15 @@ def step_only(optimizer: Any, rows: Iterable[tuple[Any, Any]]) -> None:
             group["params"] = parameters
 
 
+def step_whole(optimizer: Any, scaler: Any) -> None:
+    """One `optimizer.step()` of all parameters, by the user's GradScaler where there is one."""
+    if scaler is None:
+        optimizer.step()
+        return
+    scaler.step(optimizer)
+    scaler.update()
+
+
 def copy_all(tensors: list[Any]) -> list[Any]:
     """Copies; of a card's tensors of one type in few launches (times one changes no bit), counters as one stack."""
     import torch

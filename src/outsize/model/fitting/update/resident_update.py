@@ -28,6 +28,7 @@ from outsize.model.fitting.update.optimizer_subset import (
     room_for,
     state_of,
     step_only,
+    step_whole,
     why_not_one_by_one,
 )
 from outsize.model.fitting.update.undo_log import UndoRecord
@@ -166,7 +167,7 @@ class Update(Sink):
             self._clip([*parameters, *others], self.clip)
         if not self.safe or self._roomy(parameters):
             self._changed = True  # until it is done, nobody knows what it has changed
-            self._whole()
+            step_whole(self.optimizer, self.scaler)
             self._changed = False
             return
         self._update_groups(parameters)
@@ -200,13 +201,6 @@ class Update(Sink):
             return False
         free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return bool(free >= ROOMY * sum(map(sizeof, parameters)))
-
-    def _whole(self) -> None:
-        if self.scaler is not None:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
 
     def _step(self, parameters: list[Any]) -> None:
         """Update a few parameters; where that fails they are as before."""
