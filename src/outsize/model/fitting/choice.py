@@ -138,6 +138,11 @@ class Choice(Placement):
         return _passes(self)
 
     @property
+    def runs(self) -> int:
+        """How often the passes run in a step: once a slice. The search, which knows no remedy by its name, asks for it."""
+        return self.slices
+
+    @property
     def cut(self) -> Choice:
         """The batch is cut alike, and nothing else is done."""
         return Choice(slices=self.slices, first=self.first)

@@ -174,7 +174,7 @@ class Fitted:
     def gather(self) -> None:
         """Bring home what waits elsewhere; the next step sends it away again."""
         with self._whole():
-            self._now.weights.gather()
+            self._now.gather()
 
     def count_labels(self, batch: Any) -> int:
         """Labels over which the loss of a batch is a mean; 0 where it is no such mean, or nobody knows."""
@@ -428,7 +428,7 @@ class Fitted:
             return
         held = self.plan.peak(self.plan.pool)
         with contextlib.suppress(OutOfMemory):  # weights without room at home cannot be compared, and are not
-            self._now.weights.gather()
+            self._now.gather()
         self._plans[self._world] = self._used.planned
         known = self._plans.get(world)
         if known is None:

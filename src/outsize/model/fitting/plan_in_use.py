@@ -106,7 +106,7 @@ class PlanInUse:
         hosted, allowed = self.choice.hosted, self.plan.budgets[0].bytes
         projected = self._projected or self.plan.peak(self.plan.pool)
         if hosted:
-            self.runner.weights.gather()
+            self.runner.gather()
         else:
             with contextlib.suppress(OutOfMemory):  # weights without room at home cannot be compared, and are not
                 self.runner.weights.bring_weights()

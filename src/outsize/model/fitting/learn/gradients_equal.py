@@ -207,9 +207,9 @@ def collect(work: Work, choice: Choice, part: Any, store: Store, other: Collect 
         if is_out_of_memory(error):  # what failed frames hold makes room for the weights
             traceback.clear_frames(error.__traceback__)
             clear_up()
-        runner.weights.gather()  # the store is closed after this, whatever has happened
+        runner.gather()  # the store is closed after this, whatever has happened
         raise
-    runner.weights.gather()
+    runner.gather()
     if scale is not None:
         held = [p for p in work.model.parameters() if p in kept._away]
         kept._each(held, lambda gradient: gradient.mul_(scale))

@@ -158,7 +158,7 @@ class TrainingSearch(Search[Facts]):
 
         What is left then is held by single operators. Of the weights nothing is known: they may visit.
         """
-        runs = choice.slices
+        runs = choice.runs
         self._failed_in[runs] = self._failed_in.get(runs, 0) + 1
         floor = move_all(choice, self.facts) if self._failed_in[runs] == 2 else None
         if floor is None:
@@ -170,13 +170,13 @@ class TrainingSearch(Search[Facts]):
 
     def _least_of(self, candidates: list[Candidate]) -> Candidate | None:
         """That which holds least. Kernels for few samples may take more than those for many: then slices are fewer."""
-        candidates = [c for c in candidates if c.choice.slices <= self._most]
+        candidates = [c for c in candidates if c.choice.runs <= self._most]
         least = min(candidates, key=_smallest_first, default=None)
         if least is None:
             return None
         best = self._trace(least)
-        while least.choice.slices > 1 and least.peak > ODD * least.predicted and not self.fits(best):
-            fewer = max((c.choice.slices for c in candidates if c.choice.slices < least.choice.slices), default=0)
+        while least.choice.runs > 1 and least.peak > ODD * least.predicted and not self.fits(best):
+            fewer = max((c.choice.runs for c in candidates if c.choice.runs < least.choice.runs), default=0)
             if not fewer:
                 break
             least = self._trace(self._candidate(least.choice.cut_into(fewer)))
@@ -199,7 +199,7 @@ class TrainingSearch(Search[Facts]):
         """Not given up with others like it, and small enough by arithmetic, as far as traces have corrected that."""
         if self._failed.get(candidate.choice.places, 0) >= TRACES:
             return False
-        if not self._fewest <= candidate.choice.slices <= self._most:
+        if not self._fewest <= candidate.choice.runs <= self._most:
             return False
         more = self._beyond.get(candidate.choice.passes)
         if more is not None and (candidate.predicted + more) * (1 - TIES) * self._handed > self.budget:
@@ -281,7 +281,7 @@ class TrainingSearch(Search[Facts]):
                 for c in self.candidates
                 if c.seconds < CHEAPER * candidate.seconds
                 and c.projection is None
-                and c.choice.slices <= self._most
+                and c.choice.runs <= self._most
                 and c.predicted <= self.budget
                 and self._corrected(c) <= self.budget
             )

@@ -310,6 +310,10 @@ class Runner(Generic[AnyResidence]):
         self.phase("done")
         return joined.whole
 
+    def gather(self) -> None:
+        """Everything is where the user finds it."""
+        self.weights.gather()
+
     def leave_device(self) -> None:
         """Give the device's memory back: another runner takes over what is elsewhere."""
         self.roll_back()
