@@ -112,7 +112,9 @@ def test_no_process_plans_more_than_the_one_that_asks_may_hold(tmp_path: Path, m
     here = resolve_budget("20MiB")
     real = resolve_budget
     monkeypatch.setattr(
-        importlib.import_module("outsize.factor.decompose"), "resolve_budget", lambda given: real(given) if given else here
+        importlib.import_module("outsize.factor.decompose"),
+        "resolve_budget",
+        lambda given: real(given) if given else here,
     )
     with workers(Counting(), tmp_path):
         plan = outsize.decompose(tmp_path / "x.npy", "tucker", 1e-3, budget="64MiB", dry_run=True)

@@ -189,3 +189,42 @@ def test_a_kill_between_quotes_is_read():
 def test_a_picture_that_is_too_large_becomes_smaller():
     text = "Is there any way to solve cuda out of memory problem when input image is large?"
     assert "tiles" in explain(text).remedies[0].how
+
+
+def test_a_process_that_would_not_fit_beside_this_one_is_this_one():
+    text = (
+        "CUDA out of memory. Tried to allocate 8.46 GiB. GPU 0 has a total capacity of 139.72 GiB of which 3.02 GiB is free. "
+        "Process 3373672 has 136.69 GiB memory in use. Of the allocated memory 119.21 GiB is allocated by PyTorch, and 14.04 GiB "
+        "is reserved by PyTorch but unallocated."
+    )
+    diagnosis = explain(text)
+    assert diagnosis.cause.name == CauseName.TRUE_NEED and "3373672" not in diagnosis.remedies[0].how
+
+
+def test_a_call_that_the_text_lacks_is_not_in_use():
+    text = "torch_geometric: loader = DataLoader([data], batch_size=16) causes an OOM error on my GPU"
+    assert "NeighborLoader" in explain(text).remedies[0].how
+
+
+def test_a_limit_of_nothing_is_raised_to_something():
+    text = "PHP Fatal error:  Allowed memory size of 262144 bytes exhausted (tried to allocate 65536 bytes)"
+    assert explain(text).remedies[0].how.startswith("memory_limit = 1024M")
+
+
+def test_gradles_pools_are_told_apart():
+    heap = explain("Execution failed for task ':app:merge'.\n> A failure occurred\n   > Java heap space")
+    pool = explain(
+        "The Daemon will expire after the build after running out of JVM Metaspace. See org.gradle.jvmargs (gradle)"
+    )
+    assert "heap is full" in heap.cause.text and "beside its heap" in pool.cause.text
+
+
+def test_data_that_does_not_fit_into_ram_is_a_story():
+    diagnosis = explain("I started training the agent. On my machine the script exits after the RAM is full. Any idea?")
+    assert diagnosis.failure.device == "cpu" and "buffer" in diagnosis.remedies[0].name
+    assert explain("Any tips when my replay buffer won't fit into memory?").failure is not None
+
+
+def test_pictures_in_one_array_are_read_by_batches():
+    text = "    return np.array([np.array(Image.open(path + img)) for img in names])\nMemoryError"
+    assert "batch" in explain(text).remedies[0].name

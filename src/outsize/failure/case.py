@@ -275,7 +275,12 @@ class Case(Shown):
         listed = [(row["pid"], row["bytes"]) for row in self.failure.extra.get("processes", ()) if "bytes" in row]
         held = self.held
         if self.extra("process_in_use_bytes") is None and held:
-            own = [row for row in listed if held <= row[1] * 1.02 and row[1] <= held + 2 * CONTEXT]
+            total = self.failure.total_bytes or 2**63
+            own = [
+                row
+                for row in listed
+                if held <= row[1] * 1.02 and (row[1] <= held + 2 * CONTEXT or held + row[1] > total)  # both do not fit
+            ]
             listed = [row for row in listed if row not in own[:1]]
         return tuple(sorted(listed, key=lambda row: -row[1]))
 

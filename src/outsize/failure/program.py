@@ -15,7 +15,7 @@ from typing import Any
 
 from outsize.core.failure import CauseName
 from outsize.failure.advice import APPROXIMATE, HOST_CAUSES, Advice, read_advice, read_table
-from outsize.failure.signs import SPARED
+from outsize.failure.signs import SPARED, TORCH
 
 KILLS = (CauseName.KILLED, CauseName.LIMIT, CauseName.MACHINE)
 DEVICE_CAUSES = (
@@ -67,7 +67,8 @@ def programs_of(text: str, framework: str) -> tuple[Program, ...]:
     """Programs that the text shows, where that framework failed."""
     kinds = ("models", "data", "biology", "builds", *(() if framework in IN_PYTHON else ("services",)))
     rows = (row for kind in kinds for row in read_programs()[kind])
-    return tuple(row for row in rows if row.only in ("", framework) and row.signs.search(text) is not None)
+    failed = "pytorch" if framework == "unknown" and TORCH.search(text) is not None else framework  # a user's own words
+    return tuple(row for row in rows if row.only in ("", framework, failed) and row.signs.search(text) is not None)
 
 
 def managers_of(text: str) -> tuple[Program, ...]:

@@ -74,7 +74,8 @@ JOB_KILL = re.compile(
 JAX = re.compile(r"\bjax(?:lib)?\b|\bexternal/xla/", re.IGNORECASE)
 """What shows that an XLA is JAX's and not TensorFlow's."""
 POOL_OF_JAVA = re.compile(
-    r"JVM Metaspace is exhausted|OutOfMemoryError: (?:Metaspace|Compressed class space|PermGen|Direct buffer memory)"
+    r"out of JVM Metaspace|JVM Metaspace is exhausted|"
+    r"OutOfMemoryError: (?:Metaspace|Compressed class space|PermGen|Direct buffer memory)"
 )
 """A pool of Java that -Xmx does not limit."""
 IN_A_POD = re.compile(r"kubepods|kubelet|\bkubectl\b|kubernetes", re.IGNORECASE)

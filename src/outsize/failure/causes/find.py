@@ -171,6 +171,8 @@ def unsaid(case: Case) -> Cause | None:
     )
     somewhere = case.failure.device is None and not case.on_host and not case.on_device and case.place == "cpu"
     somewhere = somewhere and signs.RAM.search(case.text) is None and signs.NO_CARD.search(case.text) is None
+    places = {way.place for program in case.programs for way in program.advice}
+    somewhere = somewhere and places != {"cpu"}  # a program that uses no card
     in_ram = case.on_host or (not somewhere and not case.on_device and case.place == "cpu")
     where = "RAM" if in_ram else "a place that the message does not name" if somewhere else place_of(case)
     if case.failure.framework == "jax" or case.failure.framework == "tensorflow":

@@ -15,7 +15,7 @@ from typing import Any
 
 from outsize.core.failure import Failure
 from outsize.failure.message.clean import Cleaned
-from outsize.failure.signs import ASKS, CARD
+from outsize.failure.signs import ASKS, CARD, RAM_IS_FULL
 
 _LONGEST = 6_000
 """Characters of a story; a longer text is a manual or a log, whose wordings are formats."""
@@ -74,6 +74,8 @@ _EVENTS = (
         r"(?! (?:by|with) (?!the (?:system|kernel|os|oom)|system|kernel|os\b|oom|linux))",
         re.IGNORECASE), None, {"signal": "Killed"}),
     _Event("unknown", "told", re.compile(
+        r"\b(?:wo|do|does|did|ca|could)(?:n't|n’t| not|nnot) fit (?:in|into)(?: the| my| system| GPU| main)? (?:memory|V?RAM)\b|"
+        r"\b(?:RAM|(?:system |main )?memory) (?:is|was|gets|got|becomes|being) (?:\w{1,9} )?(?:full|exhausted|used up|filled)\b|"
         r"\bmemory ?errors?\b(?!:)|\bout[- ]of[- ](?:\w{2,8} )?(?:memory|V?RAM)\b|(?-i:\bOOM\b(?! ?-?kill)|\boom(?= error))|"
         r"\bresources? exhaust\w+|\b(?:not enough|insufficient|lack of) (?:\w{2,8} )?(?:memory|V?RAM)\b|\berror de memoria\b",
         re.IGNORECASE)),
@@ -110,6 +112,7 @@ def read_story(text: Cleaned) -> Failure | None:
             framework = next((name for name, sign in _WHOSE if sign.search(story)), event.framework)
             framework = framework if event.format == "told" else event.framework
             device = "cuda" if framework in ("jax", "tensorflow") and CARD.search(story) is not None else None
+            device = "cpu" if RAM_IS_FULL.search(story) is not None else device
             return Failure(framework=framework, device=device, extra={"format": event.format} | dict(event.extra))
     return None
 

@@ -128,7 +128,11 @@ def for_the_phase(case: Case) -> Iterator[Remedy]:
 
 def less_of_work(case: Case) -> Iterator[Remedy]:
     """A user's story of a model in RAM."""
-    if case.place == "cpu" and case.failure.framework == "unknown" and case.work in _LESS:
+    if case.place != "cpu" or case.failure.framework != "unknown":
+        return
+    if case.work is Work.TRAINS:
+        yield remedy("less_data_in_ram")
+    elif case.work in _LESS:
         yield from _less(case)
 
 

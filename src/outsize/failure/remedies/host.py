@@ -36,6 +36,10 @@ def raise_limit(case: Case) -> Iterator[Remedy]:
     want = max(known or 0, limit or 0) * 3 // 2
     if limit is None and want < 2**28:  # what one small victim held says little about the limit
         want = 16 * 2**30
+    if (
+        limit is not None and limit < 2**24 and (known or 0) < 2**24
+    ):  # no program of today does with that: a unit was misread
+        want = 2**30
     if most is not None and want > most:
         want = most
     if (limit is not None and want <= limit * (1 if most is None else 1.1)) or (known is not None and want < known):

@@ -18,6 +18,8 @@ _SETTING = re.compile(
 """A name with a value: an option, an argument, a variable."""
 _FLAG = re.compile(r"(?<![\w-])--(?P<name>[a-z][\w-]{3,60})(?=\s|$)(?! +[\"'0-9])")
 """An option without a value."""
+_CALL = re.compile(r"\b([A-Za-z_]\w*)\(")
+"""A function that is called."""
 _GROWS = re.compile(
     r"utili[sz]ation|fraction|old-space|heap|swap|offload|accumul|memory$|mem$|shm|-Xmx|nofile|limit$|memory_usage",
     re.IGNORECASE,
@@ -47,6 +49,8 @@ def left_to_do(remedy: Remedy, text: str) -> Remedy | None:
         _goes_as_far(match.group("name"), told, match.group("value"), less)
         for match, told in zip(settings, shown, strict=True)
     ]
+    if any(call not in text for call in _CALL.findall(code)):
+        return remedy
     given = [_is_given(name, text) for name in flags]
     if not all((*done, *given)):
         used = [match.group("name") for match, is_done in zip(settings, done, strict=True) if is_done]
