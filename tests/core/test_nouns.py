@@ -30,6 +30,19 @@ def test_every_noun_is_frozen_slotted_and_takes_keywords_only(noun):
     assert noun.__doc__
 
 
+@pytest.mark.parametrize(
+    "noun", sorted(set(all_nouns()), key=lambda noun: noun.__name__), ids=lambda noun: noun.__name__
+)
+def test_what_a_noun_leaves_out_of_json_is_a_property_that_it_has(noun):
+    assert all(isinstance(getattr(noun, name), property) for name in noun.said_twice)
+
+
+def test_properties_are_in_json_beside_the_fields_but_for_those_that_say_them_again():
+    found = plan(GiB, GiB).to_dict()
+    assert found["fits"] is True and found["read"] == 3 * GiB and found["steps"][0]["distance"] == 1.5
+    assert "pool" not in found and "said_twice" not in found
+
+
 def plan(peak: int, budget: int) -> Plan:
     step = Step(name="multiply", peaks=(Peak(pool=HOST, bytes=peak, known=Known.EXACT),), read=3 * GiB, floor=2 * GiB)
     allowance = Allowance(pool=HOST, bytes=budget, reason="set by you")

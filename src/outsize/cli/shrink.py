@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from outsize import report
-from outsize.cli.estimate import load
+from outsize.cli.user_function import load
 from outsize.compression.files import check_target
 from outsize.core.errors import InputError
 

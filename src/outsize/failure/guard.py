@@ -6,12 +6,12 @@ for live arrays) is paid only when memory has run out.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ContextDecorator
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -28,7 +28,7 @@ HEADING = "outsize: why memory ran out"
 _MARK = "__outsize_explained__"
 
 
-class guard(ContextDecorator):
+class guard(contextlib.ContextDecorator):
     """`with outsize.guard(): ...` or `@outsize.guard()` (also plain `@outsize.guard`): explains an out-of-memory error inside.
 
     The exception leaves unchanged but for a note with cause, evidence, the largest live arrays and remedies.
@@ -92,10 +92,8 @@ def annotate(error: BaseException, trace: TracebackType | None, before: str | No
     evidence = add_readings(diagnosis.evidence, [] if before is None else [before])
     diagnosis = replace(diagnosis, evidence=evidence, holders=live_arrays(trace))
     error.add_note(f"\n{HEADING}\n{diagnosis}")
-    try:
+    with contextlib.suppress(AttributeError):  # an exception with slots: the note may then come twice
         setattr(error, _MARK, True)
-    except AttributeError:  # an exception with slots: the note may then come twice
-        return diagnosis
     return diagnosis
 
 

@@ -7,6 +7,7 @@ full after reading one large file.
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,9 +60,8 @@ class Counters(NamedTuple):
 def read_counters(system: System) -> Counters:
     """Kills and peak of our own group; None for what it does not report."""
     kills = peak = None
-    for layout in LAYOUTS:
-        folder = next(_groups(system, layout), None)
-        if folder is not None and kills is None:
+    for layout, folder in _own_groups(system):
+        if kills is None:
             kills = read_numbers(system.read_text(f"{folder}/{layout.kills}")).get("oom_kill")
             peak = _number(system.read_text(f"{folder}/{layout.peak}"))
     return Counters(kills, peak)
@@ -69,9 +69,8 @@ def read_counters(system: System) -> Counters:
 
 def read_page_cache(system: System) -> int | None:
     """File pages that the kernel keeps for our own group, None where it does not say."""
-    for layout in LAYOUTS:
-        folder = next(_groups(system, layout), None)
-        stat = read_numbers(system.read_text(f"{folder}/memory.stat")) if folder is not None else {}
+    for layout, folder in _own_groups(system):
+        stat = read_numbers(system.read_text(f"{folder}/memory.stat"))
         names = (f"{layout.prefix}inactive_file", f"{layout.prefix}active_file")
         if names[0] in stat:
             return sum(stat.get(name, 0) for name in names)
@@ -99,6 +98,10 @@ def is_hidden(system: System) -> bool:
         for folder in _groups(system, layout)
         for file in (layout.usage, "cgroup.procs")
     )
+
+
+def _own_groups(system: System) -> Iterator[tuple[Layout, str]]:
+    return ((layout, folder) for layout in LAYOUTS for folder in itertools.islice(_groups(system, layout), 1))
 
 
 def _groups(system: System, layout: Layout) -> Iterator[str]:

@@ -14,7 +14,6 @@ import select
 import shutil
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from rich.console import Console
 
@@ -38,8 +37,7 @@ class Screen:
         lines = text.splitlines()
         if len(lines) >= rows:  # what does not fit is left out, but not the keys
             lines = lines[: rows - 2] + lines[-1:]
-        sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
-        sys.stdout.flush()
+        _write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
 
     def press(self, key: str) -> str | None:
         """Obey a key: `quit` or `snapshot` where the caller has something to do."""
@@ -64,27 +62,25 @@ def render(recording: Recording, columns: int, sort: str, frozen: bool, color: b
     return str(text)
 
 
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 @contextlib.contextmanager
 def whole_terminal() -> Iterator[None]:
     """The terminal's second screen, without a cursor; keys come at once and are not shown."""
-    restore: Any = None
-    with contextlib.suppress(Exception):  # no terminal to read keys from
-        import termios
-        import tty
-
-        restore = termios.tcgetattr(sys.stdin.fileno())
-        tty.setcbreak(sys.stdin.fileno())
-    sys.stdout.write("\x1b[?1049h\x1b[?25l\x1b[2J")
-    sys.stdout.flush()
-    try:
-        yield
-    finally:
-        sys.stdout.write("\x1b[?25h\x1b[?1049l")
-        sys.stdout.flush()
-        if restore is not None:
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(Exception):  # no terminal to read keys from
             import termios
+            import tty
 
-            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, restore)
+            restore = termios.tcgetattr(sys.stdin.fileno())
+            stack.callback(termios.tcsetattr, sys.stdin.fileno(), termios.TCSADRAIN, restore)
+            tty.setcbreak(sys.stdin.fileno())
+        stack.callback(_write, "\x1b[?25h\x1b[?1049l")
+        _write("\x1b[?1049h\x1b[?25l\x1b[2J")
+        yield
 
 
 def wait_for_key(seconds: float) -> str | None:
