@@ -7,14 +7,17 @@ import pytest
 from effort import examples
 from hypothesis import given
 
-from outsize.core.failure import CauseName, Failure
+from outsize.core.failure import CauseName, Exactness, Failure, Remedy
 from outsize.core.memory import Limit
+from outsize.core.noun import Known
 from outsize.core.units import parse_bytes
 from outsize.failure.case import Case
 from outsize.failure.explain import diagnose, explain
 from outsize.failure.framework import read_frameworks
 from outsize.failure.message.read import FORMATS
+from outsize.failure.program import read_programs
 from outsize.failure.remedies.find import REMEDIES
+from outsize.failure.remedies.in_use import left_to_do
 from outsize.machine import memory
 from outsize.machine.fake import FakeMachine
 
@@ -148,6 +151,25 @@ def test_no_diagnosis_contradicts_its_facts(failure, machine, watched, library):
 
 def test_every_cause_has_its_row_and_every_row_its_cause():
     assert set(REMEDIES) == set(CauseName)
+
+
+def all_advice():
+    """Every line with a setting that a table advises."""
+    programs = [way for rows in read_programs().values() for row in rows for way in row.advice]
+    frameworks = [way for row in read_frameworks().values() for way in row.advice]
+    lines = {way.how: re.split(r"\s#", way.how, maxsplit=1)[0] for way in (*programs, *frameworks)}
+    return {
+        how: code for how, code in lines.items() if re.search(r"--[a-z][\w-]+[ =][0-9]+( |$)|\w=[0-9]+([,;) ]|$)", code)
+    }
+
+
+def test_no_table_advises_what_is_in_use():
+    lines = all_advice()
+    assert len(lines) > 100
+    for how, code in lines.items():
+        way = Remedy(name="", saves=None, known=Known.ESTIMATE, costs="", exactness=Exactness.BITWISE, how=how)
+        found = left_to_do(way, f"$ {code}")
+        assert found is None or found.how != how, how
 
 
 TORCH = (

@@ -13,7 +13,7 @@ from outsize.core.failure import Remedy
 
 _SETTING = re.compile(
     r"(?<![\w./-])(?:--?)?(?P<name>[A-Za-z][\w.-]{0,60})(?:\"?\s?[=:]\s?\"?| )"
-    r"(?P<value>-?[0-9][0-9_.]*|[Tt]rue|[Ff]alse|[A-Za-z]+[0-9]\w*)(?![\w.])"
+    r"(?P<value>-?[0-9][0-9_.]*(?:[KMGTkmgt]i?[Bb]?)?|[Tt]rue|[Ff]alse|[A-Za-z]+[0-9]\w*)(?![\w.])"
 )
 """A name with a value: an option, an argument, a variable."""
 _FLAG = re.compile(r"(?<![\w-])--(?P<name>[a-z][\w-]{3,60})(?=\s|$)(?! +[\"'0-9])")
@@ -29,7 +29,8 @@ _MOST = re.compile(r"utili[sz]ation|fraction", re.IGNORECASE)
 """Settings that no value past 1 makes larger."""
 
 _ADVICE = re.compile(
-    r"\b(?:use|try|setting|set|increas\w+|consider|pass(?:ing)?|add(?:ing)?)\b[\W\d]{0,8}(?:the )?\W{0,4}(?:\w{1,40}=)?\Z|# ?\Z",
+    r"\b(?:use|try|(?-i:setting|set)|increas\w+|consider|pass(?:ing)?|add(?:ing)?)\b[\W\d]{0,8}(?:the )?\W{0,4}"
+    r"(?:\w{1,40}=)?\Z|# ?\Z",
     re.IGNORECASE,
 )
 """Words before a setting that is advised."""
@@ -118,7 +119,12 @@ def _goes_as_far(name: str, told: str | None, advised: str, less: bool) -> bool:
 def _further(remedy: Remedy, setting: re.Match[str], told: str) -> Remedy | None:
     """Twice of what is set already, where that can be had."""
     there = _number(told)
-    if there is None or _GROWS.search(setting["name"]) is None or _MOST.search(setting["name"]) is not None:
+    if (
+        there is None
+        or not setting["value"][-1].isdigit()
+        or _GROWS.search(setting["name"]) is None
+        or _MOST.search(setting["name"]) is not None
+    ):
         return None
     start, end = setting.span("value")
     return replace(remedy, how=f"{remedy.how[:start]}{int(there * 2)}{remedy.how[end:]}")
