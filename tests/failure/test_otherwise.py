@@ -71,3 +71,13 @@ def test_of_a_long_log_the_end_is_looked_at():
 def test_the_line_is_shown():
     line = "RuntimeError: CUDA error: device-side assert triggered"
     assert re.search("device-side assert", explain(f"a\n{line}\nb").evidence[0].text) is not None
+
+
+def test_a_site_of_questions_is_no_stack_that_is_full():
+    assert explain("See https://stackoverflow.com/questions/1 or the badge |stackoverflow|").cause is None
+    assert (
+        explain("The best place to ask is [Stack Overflow](https://stackoverflow.com), or on Stack Overflow").cause
+        is None
+    )
+    assert explain("fatal: stack overflow in main").cause.name == CauseName.NOT_MEMORY
+    assert explain("java.lang.StackOverflowError").cause.name == CauseName.NOT_MEMORY

@@ -74,7 +74,7 @@ _EVENTS = (
         r"(?! (?:by|with) (?!the (?:system|kernel|os|oom)|system|kernel|os\b|oom|linux))",
         re.IGNORECASE), None, {"signal": "Killed"}),
     _Event("unknown", "told", re.compile(
-        r"\b(?:wo|do|does|did|ca|could)(?:n't|n’t| not|nnot) fit (?:in|into)(?: the| my| system| GPU| main)? (?:memory|V?RAM)\b|"
+        r"\b(?:wo|does|did|ca|could)(?:n't|n’t| not|nnot) fit (?:in|into)(?: the| my| system| GPU| main)? (?:memory|V?RAM)\b|"
         r"\b(?:RAM|(?:system |main )?memory) (?:is|was|gets|got|becomes|being) (?:\w{1,9} )?(?:full|exhausted|used up|filled)\b|"
         r"\bmemory ?errors?\b(?!:)|\bout[- ]of[- ](?:\w{2,8} )?(?:memory|V?RAM)\b|(?-i:\bOOM\b(?! ?-?kill)|\boom(?= error))|"
         r"\bresources? exhaust\w+|\b(?:not enough|insufficient|lack of) (?:\w{2,8} )?(?:memory|V?RAM)\b|\berror de memoria\b",
