@@ -88,8 +88,9 @@ def check_snapshot(content: Any, name: str = "the snapshot") -> dict[str, Any]:
     for segment in content["segments"]:
         _check(segment, _SEGMENT, "a segment", name)
         count += len(segment["blocks"])
-        if count > MOST_ENTRIES:
-            raise StoreError(f"{name} has more than {MOST_ENTRIES:,} blocks and trace entries", path=name)
+    if count > MOST_ENTRIES:
+        raise StoreError(f"{name} has more than {MOST_ENTRIES:,} blocks and trace entries", path=name)
+    for segment in content["segments"]:
         for block in segment["blocks"]:
             _check(block, _BLOCK, "a block", name)
     for trace in traces:
