@@ -21,7 +21,6 @@ class Facts:
     lost: float | None = None
     """Frobenius norm of what is lost; None where it follows from `error`, or is unknown."""
     known: Known = Known.BOUND
-    """How these are known."""
     asked: float | None = None
     norm: float | None = None
     """Frobenius norm of the data; None if unknown."""
@@ -29,7 +28,6 @@ class Facts:
     """Element type of the data, None if it is that of the factors."""
     notes: tuple[str, ...] = ()
     spectra: tuple[Spectrum, ...] = ()
-    """Singular values and cuts."""
     plan: Plan | None = None
     seconds: float | None = None
     read: int | None = None

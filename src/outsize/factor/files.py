@@ -60,14 +60,11 @@ def open_file(path: str, options: Options = DEFAULT) -> Store:
     facts, method, pairs = _read_facts(path, metadata)
     _check_room(path, size)
     form = _assemble(path, KINDS[method], {name: _read_array(path, name, name in pairs) for name in table})
-    return FactorStore(form, path, path, held_as=lambda node: _holding(node, facts), note=_note(path, facts))
-
-
-def _note(path: str, facts: Facts) -> str:
     far = "an unknown distance" if facts.error is None else f"at most {facts.error:.3g} of their norm"
-    return (
+    note = (
         f"the values are rebuilt from {os.path.basename(path)}: they are {far} away from the data that were decomposed"
     )
+    return FactorStore(form, path, path, held_as=lambda node: _holding(node, facts), note=note)
 
 
 def _holding(node: Any, facts: Facts) -> Factored:

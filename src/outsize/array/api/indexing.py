@@ -39,13 +39,11 @@ class _Pick:
     axes: tuple[int, ...]
     """Axes of the view that it stands for, in order; a mask stands for as many as it has."""
     lengths: tuple[int, ...]
-    """Their lengths."""
     indices: make.Indices
     """Places along these axes as one."""
     shape: tuple[int, ...]
     """Shape of the array; a mask has one axis of what it keeps."""
     mask: Node | None = None
-    """The mask, flat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,6 @@ class _Key:
     view: tuple[Any, ...]
     """Its numbers, slices and None, with a whole slice for every axis of an array."""
     picks: tuple[_Pick, ...]
-    """Its arrays."""
     apart: bool
     """True where its arrays stand apart: NumPy then puts their axes first."""
 

@@ -48,7 +48,6 @@ class Room:
     """The budget, shared between what is held here and the passes that read and write meanwhile."""
 
     bytes: int
-    """The whole budget."""
     rest: Budget
     """For a pass that reads or writes while a panel is held."""
     strip: int

@@ -468,12 +468,8 @@ def _fitting(value: Any, dtype: np.dtype[Any]) -> Node:
     node = _operand(value)
     if not isinstance(node, Scalar):
         return node
-    if isinstance(node.value, bool | int | float | complex):  # NumPy refuses what does not fit, such as 300 among bytes
-        return make.constant(np.full((), node.value, dtype) if _is_of(node.value, dtype) else node.value)
-    return make.constant(node.value)
-
-
-def _is_of(value: Any, dtype: np.dtype[Any]) -> bool:
-    """True where a Python number is of the kind of a dtype, or below it."""
     kinds = "biufc"
-    return kinds.index(np.asarray(value).dtype.kind) <= kinds.index(dtype.kind)
+    plain = isinstance(node.value, bool | int | float | complex)
+    if plain and kinds.index(np.asarray(node.value).dtype.kind) <= kinds.index(dtype.kind):
+        return make.constant(np.full((), node.value, dtype))  # NumPy refuses what does not fit, such as 300 among bytes
+    return make.constant(node.value)

@@ -57,7 +57,6 @@ class Folding:
 
     device: Device
     registers: DeviceRegisters
-    """The chain's registers."""
     scratch: int
     """Where free memory begins, behind the registers of all chains."""
 

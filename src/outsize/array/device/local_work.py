@@ -53,7 +53,6 @@ class Parts:
     """What a region of a pass needs."""
 
     sent: tuple[Part, ...]
-    """What goes over the link."""
     made: tuple[Part, ...]
     """What is made of it on the device, in order."""
 

@@ -134,7 +134,6 @@ class DeviceRegisters:
         self.program, self.device, self.elements = lowered.program, device, elements
         self.cast = device.kernels.cast
         self.base = base
-        """Where they begin."""
         self._spare = base + _bytes(self.program.registers, elements)
 
     def value(self, leaves: Sequence[Any], index: Index, shape: tuple[int, ...], out: Any = None) -> Any:

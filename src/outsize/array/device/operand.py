@@ -102,7 +102,6 @@ class RawOperand:
     work: OperandWork
     """How it is computed."""
     rows: tuple[int, int]
-    """Which rows of the operand."""
     columns: tuple[int, int]
     loaded: tuple[tuple[Node, Region, Block], ...]
     """(leaf, the region of it that is there, the block)."""

@@ -59,7 +59,6 @@ class SizedDeviceProduct(SizedProduct):
     piece: int
     """Bytes of a piece of page-locked memory through which C comes back."""
     pieces: int
-    """How many there are."""
     blocks: Mapping[tuple[int, int, int], Blocks]
     """Rows, columns and depth of a panel -> how its product is cut on the device."""
 

@@ -158,7 +158,6 @@ class Indices:
     low: int
     high: int
     rising: bool
-    """True where they are sorted."""
 
     def check(self, length: int, axis: int) -> None:
         """An `IndexError` where one is outside of an axis."""

@@ -26,7 +26,6 @@ class Operation:
     """One elementwise function."""
 
     name: str
-    """What it is called in plans."""
     apply: Callable[..., Any]
     """apply(out, *blocks): writes the result into `out`."""
     probe: Callable[..., Any]

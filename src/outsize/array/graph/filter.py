@@ -84,7 +84,6 @@ class Filtered(Node):
     ends: Block
     """How many elements come before each block, and all."""
     block: int
-    """Elements of a block."""
 
     called = "filter"
 

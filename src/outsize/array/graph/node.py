@@ -38,9 +38,7 @@ class Node:
     shape: Shape
     """Lengths of the axes."""
     dtype: np.dtype[Any]
-    """Element type."""
     inputs: tuple[Node, ...] = field(default=(), repr=False)
-    """What it reads."""
 
     greedy = False
     """True where small regions would be read in crumbs, so that workers' buffers are as large as there is room."""
@@ -109,7 +107,6 @@ class Source(Node):
     """An array in a store."""
 
     store: Store
-    """Where it lies."""
 
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         return frame.read(self.store, region)

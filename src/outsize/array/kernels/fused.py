@@ -53,7 +53,6 @@ class Program:
     registers: tuple[np.dtype[Any], ...]
     """dtype of each register."""
     dtype: np.dtype[Any]
-    """dtype of the result."""
     result: int
     """Register of the result before it was renamed to the output; -1 where the result is leaf 0 itself."""
     slice_bytes: int

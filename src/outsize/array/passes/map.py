@@ -69,7 +69,10 @@ class MapPass(Pass):
         buffer = self.buffer(one.peak + one.outside + one.packing.total(1, 1), effort, room)
         if self.node.greedy:  # lanes across a file's rows are read many at a time, or the file is read many times
             buffer = max(buffer, room.host // (2 * effort.workers))
-        slots, tile = 0, None
+        slots, tile, most = 0, None, self.tuning.largest
+        if self.tuning.spread:  # where workers of a cluster share the tiles, each is to have some
+            share = self.node.nbytes // (self.tuning.tasks * self.tuning.spread)
+            most = min(most, max(self.tuning.least_box, share))
         for number in sorted({effort.workers, min(2, effort.workers)}, reverse=True):  # fewer slots, larger tiles
             allowed = (room.host - effort.workers * buffer) // number
             if self._slot(least) > allowed:
@@ -79,7 +82,7 @@ class MapPass(Pass):
             def fits(box: Box, allowed: int = allowed) -> bool:
                 return self._slot(box) <= allowed
 
-            tile, starved = grow(shape, least, self._seconds, fits, self._bytes, self.tuning, self._largest())
+            tile, starved = grow(shape, least, self._seconds, fits, self._bytes, self.tuning, most)
             if not starved:
                 break
         if tile is None:
@@ -89,13 +92,6 @@ class MapPass(Pass):
         if chunk != tile and math.prod(tile) * self.node.dtype.itemsize <= 2 * effort.chunk:
             tile = chunk if self._slot(chunk) >= self._slot(tile) // 4 and self._aligned(chunk, tile) else tile
         return self._settle(tile, chunk, effort.workers, min(slots, max(1, len(Grid(shape, tile)))), room)
-
-    def _largest(self) -> int:
-        """Bytes of a tile at the most: where workers of a cluster share the tiles, each is to have some."""
-        share = self.node.nbytes // (self.tuning.tasks * max(1, self.tuning.spread))
-        return (
-            min(self.tuning.largest, max(self.tuning.least_box, share)) if self.tuning.spread else self.tuning.largest
-        )
 
     def _aligned(self, chunk: Box, tile: Box) -> bool:
         """True where cutting the tile at the chunk only cuts its slowest axis, so that runs stay whole."""

@@ -26,7 +26,6 @@ class Grid:
     """A shape cut into boxes."""
 
     shape: tuple[int, ...]
-    """What is cut."""
     box: Box
     """Lengths of a box; boxes at the end are shorter."""
 

@@ -46,9 +46,7 @@ class Place:
     """What a pass leaves behind for later passes: descriptions, of which the run makes the real ones."""
 
     node: Node
-    """What is left."""
     sink: Kept | Scratch
-    """Where it is written to."""
     store: Store
     """What later passes read, under all nodes that are the same."""
     filling: Head | None = None

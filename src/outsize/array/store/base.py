@@ -95,7 +95,6 @@ class Stored(abc.ABC):
     name: str
     """What a user calls it: its path, or `memory`."""
     shape: tuple[int, ...]
-    """Lengths of the axes."""
     dtype: np.dtype[Any]
     """Element type as stored, byte order included."""
     order: tuple[int, ...] | None = None

@@ -35,7 +35,6 @@ class Format(NamedTuple):
     file: str
     """Its module in `formats`; a name with dots is a module of a room above, which is only known here by its name."""
     suffixes: tuple[str, ...] = ()
-    """How its files are called."""
     magic: tuple[bytes, ...] = ()
     """With which bytes they begin, where that says all."""
     writes: bool = False

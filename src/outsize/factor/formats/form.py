@@ -34,7 +34,6 @@ class Cut(NamedTuple):
     """A format with fewer columns."""
 
     form: Factors
-    """What is left."""
     lost: float
     """Frobenius norm of what was cut away."""
     spectra: tuple[Block, ...]
@@ -51,7 +50,6 @@ class Form(abc.ABC):
     method: ClassVar[str]
     """What `decompose(method=)` calls it."""
     suffixes: ClassVar[tuple[str, ...]]
-    """How its files are called."""
 
     @property
     @abc.abstractmethod

@@ -268,14 +268,11 @@ class ZarrStore(Store):
 
     def _ask_library(self, piece: Piece, block: Block) -> None:
         with _told(self.name, f"region {piece.region}"):
-            self._check_present(piece.region)
+            key = self._key(tuple(start // n for (start, _), n in zip(piece.region, self._shard, strict=True)))
+            if self._options.missing == "error" and not self._objects.exists(key):
+                self._refuse_missing(key)
             selection = tuple(slice(*axis) for axis in piece.region)
             block[piece.target] = self._array.get_basic_selection(selection)
-
-    def _check_present(self, region: Region) -> None:
-        shard = tuple(start // length for (start, _), length in zip(region, self._shard, strict=True))
-        if self._options.missing == "error" and not self._objects.exists(self._key(shard)):
-            self._refuse_missing(self._key(shard))
 
     def _refuse_missing(self, key: str) -> None:
         if self._options.missing == "error":

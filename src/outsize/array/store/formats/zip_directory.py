@@ -26,7 +26,6 @@ class Member:
 
     path: str
     info: zipfile.ZipInfo
-    """Its row of the directory."""
 
     @property
     def size(self) -> int:

@@ -185,7 +185,6 @@ class _Stream:
 
     def __init__(self, source: Address, key: str, size: int, first: int, answer: connections.Answer | None) -> None:
         self.size = size
-        """How many there are."""
         self._source, self._key, self._next, self._answer = source, key, first, answer
 
     def take(self, out: Buffer) -> None:

@@ -61,7 +61,6 @@ class Answer:
             self._connection.close()
             raise Refused(self._answer.status)
         self.size: int = self._answer.length
-        """How many there are."""
 
     def take(self, out: Buffer) -> None:
         """The next ones."""

@@ -72,7 +72,6 @@ class WideStore(SeenStore):
         self.name, self.shape, self.paths, self.granule = bits.name, bits.shape, bits.paths, bits.granule
         self.dtype = np.dtype(np.float32)
         self.narrow = name
-        """The type as stored."""
         self.inner = bits
         self._table = None if name == "bfloat16" else float8_values(name)
 
