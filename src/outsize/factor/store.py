@@ -30,15 +30,11 @@ class FactorStore(Store):
         self.form, self.name, self.paths = form, name, () if path is None else (path,)
         self.shape, self.dtype = form.shape, form.dtype
         self.granule = form.granule
-        self._held_as, self._note = held_as, note
+        self.held_as, self.note = held_as, note
 
     @property
     def holds(self) -> int:
         return self.form.nbytes if self.paths else 0
-
-    @property
-    def held_as(self) -> Callable[[Any], Any] | None:
-        return self._held_as
 
     @remembered
     def _measure(self, shape: tuple[int, ...]) -> Workspace:
@@ -58,10 +54,6 @@ class FactorStore(Store):
 
     def read(self, region: Region, buffer: Buffer) -> Block:
         return self.form.rebuild(region, Workspace(self.dtype, buffer))
-
-    @property
-    def note(self) -> str:
-        return self._note
 
     def update(self) -> Sink:
         raise InputError(

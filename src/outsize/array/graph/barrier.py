@@ -77,9 +77,6 @@ class Reduce(Barrier):
         frame.release(mark)
         return result
 
-    def label(self) -> str:
-        return self.name
-
 
 class Select(Reduce):
     """A reduction of the last axis to several elements of it; further inputs have a row for each lane."""
@@ -220,9 +217,6 @@ class Lane(Barrier):
 
     def detail(self) -> tuple[Any, ...]:
         return (self.name, self.axis, self.shape, self.key)
-
-    def label(self) -> str:
-        return self.name
 
 
 class Settled(Barrier):

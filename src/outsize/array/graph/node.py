@@ -87,8 +87,8 @@ class Node:
         return tuple(getattr(self, one.name) for one in fields(self)[_FIELDS:])
 
     def label(self) -> str:
-        """A few words for plans and messages."""
-        return self.called or type(self).__name__.lower()
+        """A few words for plans and messages: what its class or it itself is called."""
+        return self.called or getattr(self, "name", "") or type(self).__name__.lower()
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
         """The same operation on other nodes of the same shapes and dtypes."""

@@ -131,21 +131,15 @@ class Store(Stored):
     """Files it reads, so that nobody writes over them while they are needed."""
     resident: bool = False
     """True where the data already lies in memory: reading it moves nothing and needs no buffer."""
+    held_as: Callable[[Any], Any] | None = None
+    """Makes what users hold of it out of its node, where that is more than a lazy array."""
+    note: str = ""
+    """What a user should know of its values, as a sentence."""
 
     @property
     def holds(self) -> int:
         """Bytes of memory that it keeps while it is open, which a plan counts: the factors of a tensor."""
         return 0
-
-    @property
-    def held_as(self) -> Callable[[Any], Any] | None:
-        """Makes what users hold of it out of its node, where that is more than a lazy array."""
-        return None
-
-    @property
-    def note(self) -> str:
-        """What a user should know of its values, as a sentence."""
-        return ""
 
     def packing(self, region: Region) -> tuple[int, int]:
         """Bytes that BLAS takes for its own buffers while this region is read: (of every call, of every thread)."""
