@@ -22,9 +22,7 @@ class Methods:
         """All elements in one axis."""
         return self._call("ravel", order)  # type: ignore[no-any-return]
 
-    def flatten(self, order: str = "C") -> Array:
-        """All elements in one axis."""
-        return self._call("ravel", order)  # type: ignore[no-any-return]
+    flatten = ravel
 
     def copy(self, order: str = "C") -> Array:
         """The array: nothing that is done to one changes another."""

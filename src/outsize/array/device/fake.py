@@ -106,13 +106,10 @@ class FakeDevice(Device):
             return come
 
     def _step(self) -> None:
-        ready = [stream for stream, queue in self._queues.items() if queue and not _blocked(queue[0])]
+        heads = {stream: queue[0] for stream, queue in self._queues.items() if queue}
+        ready = [stream for stream, head in heads.items() if not isinstance(head, tuple) or head[0].done]
         item = self._queues[self._random.choice(ready)].popleft()
         if isinstance(item, FakeEvent):
             item.done = True
         elif not isinstance(item, tuple):
             item()
-
-
-def _blocked(item: Any) -> bool:
-    return isinstance(item, tuple) and not item[0].done

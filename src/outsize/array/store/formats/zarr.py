@@ -63,16 +63,6 @@ def recognise(path: str, head: bytes = b"", size: int = 0) -> bool:
     return any(os.path.exists(os.path.join(path, marker)) for marker in _MARKERS)
 
 
-def open_file(path: str, options: Options = DEFAULT) -> Store:
-    """One array of the folder."""
-    return ZarrStore(path, options)
-
-
-def describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options = DEFAULT) -> Sink:
-    """A folder of one array that is to be written."""
-    return ZarrSink(path, shape, dtype, chunks=options.chunks, compress=options.compress)
-
-
 def load_zarr() -> Any:
     """The zarr package, or an error that says how to get it."""
     package = need("zarr", "reading and writing zarr")
@@ -364,17 +354,14 @@ class ZarrSink(_ZarrWriter):
 
     shared = True
 
-    def __init__(
-        self, path: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, chunks: tuple[int, ...] | None = None,
-        compress: bool = True,
-    ) -> None:  # fmt: skip
+    def __init__(self, path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options = DEFAULT) -> None:
         if os.path.lexists(path) and not recognise(path) and not (os.path.isdir(path) and not os.listdir(path)):
             raise InputError(
                 f"{path} exists and is not a zarr array: it is not overwritten; remove it or choose another name"
             )
         self.name, self.shape, self.dtype = path, shape, np.dtype(dtype)
-        self.granule = output_chunks(chunks, shape, self.dtype.itemsize)
-        self.partial, self._compress = partial_path(path), compress
+        self.granule = output_chunks(options.chunks, shape, self.dtype.itemsize)
+        self.partial, self._compress = partial_path(path), options.compress
         super().__init__(self.partial)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -436,3 +423,7 @@ class _InPlaceZarr(InPlace, _ZarrWriter):
         self.granule = store._shard
         super().__init__(store.folder)
         self._array = store._array
+
+
+open_file, describe = ZarrStore, ZarrSink
+"""One array of a folder; a folder of one array that is to be written."""

@@ -12,6 +12,11 @@ def _translated(below: str, name: str) -> Any:
     return lambda self, region: getattr(getattr(self, below), name)(self._under(region))
 
 
+def _passed_on(below: str, name: str) -> Any:
+    """A method that is that of the store or sink below."""
+    return lambda self, **options: getattr(getattr(self, below), name)(**options)
+
+
 class SeenStore(Store):
     """Translates regions with `_under`; how blocks are read is the store's own."""
 
@@ -38,8 +43,7 @@ class SeenStore(Store):
     def most(self, region: Region) -> int:
         return self._beside(region) + self.inner.most(self._under(region))
 
-    def close(self) -> None:
-        self.inner.close()
+    close = _passed_on("inner", "close")
 
 
 class SeenSink(Sink):
@@ -71,14 +75,4 @@ class SeenSink(Sink):
     def write(self, region: Region, block: Block, buffer: Buffer) -> None:
         self.sink.write(self._under(region), self._below(block), buffer)
 
-    def create(self, *, resume: bool = False) -> None:
-        self.sink.create(resume=resume)
-
-    def sync(self) -> None:
-        self.sink.sync()
-
-    def commit(self) -> Store:
-        return self.sink.commit()
-
-    def abort(self) -> None:
-        self.sink.abort()
+    create, sync, commit, abort = (_passed_on("sink", name) for name in ("create", "sync", "commit", "abort"))
