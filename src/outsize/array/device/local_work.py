@@ -175,9 +175,7 @@ class LocalWork:
     ) -> tuple[Arrays, int]:  # fmt: skip
         """(everything that the chains read, where free memory begins), of what was sent for a region."""
         parts = self.parts(region)
-        found: Arrays = {
-            (id(node), part): array for (node, part), array in zip(parts.sent, arrays, strict=True)
-        }  # fmt: skip
+        found: Arrays = {(id(node), part): array for (node, part), array in zip(parts.sent, arrays, strict=True)}
         for node, part in parts.made:
             shape = region_shape(part)
             if isinstance(node, Affine):

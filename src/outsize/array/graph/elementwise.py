@@ -53,9 +53,7 @@ def _where(out: Block, condition: Block, x: Any, y: Any) -> None:
     np.copyto(out, np.asarray(x), casting="unsafe", where=condition)
 
 
-CAST = Operation(
-    "astype", lambda out, block: np.copyto(out, block, casting="unsafe"), lambda block: block, "CAST"
-)  # fmt: skip
+CAST = Operation("astype", lambda out, block: np.copyto(out, block, casting="unsafe"), lambda block: block, "CAST")
 WHERE = Operation("where", _where, lambda _, x, y: np.empty(0, np.result_type(x, y)), "WHERE", in_place=False)
 REAL = Operation("real", lambda out, block: np.copyto(out, block.real), lambda b: b.real, "REAL", in_place=False)
 IMAG = Operation("imag", lambda out, block: np.copyto(out, block.imag), lambda b: b.imag, "IMAG", in_place=False)

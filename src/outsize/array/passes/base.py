@@ -153,9 +153,7 @@ class Sizable(abc.ABC):
     churn = 0
     """Bytes that its calls allocate and free again and again; the plan counts them for every worker."""
 
-    def __init__(
-        self, outputs: tuple[tuple[Node, Sink], ...], bindings: Mapping[Node, Store], tuning: Tuning
-    ) -> None:  # fmt: skip
+    def __init__(self, outputs: tuple[tuple[Node, Sink], ...], bindings: Mapping[Node, Store], tuning: Tuning) -> None:
         self.outputs = outputs
         """(node, the description of the sink that it goes to)."""
         self.bindings = bindings

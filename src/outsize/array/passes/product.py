@@ -164,9 +164,7 @@ class ContractPass(Pass):
         self._load_left(rows, found)
         return found
 
-    def _load(
-        self, tile: Region, panel: Region, frame: Frame, left: Block | None, stays: bool
-    ) -> tuple[Block, Block]:  # fmt: skip
+    def _load(self, tile: Region, panel: Region, frame: Frame, left: Block | None, stays: bool) -> tuple[Block, Block]:
         a_region, b_region = self._regions(tile, panel)
         if left is not None:
             (start, stop) = panel[0]

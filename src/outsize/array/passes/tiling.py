@@ -56,8 +56,7 @@ class Grid:
     def kinds(self) -> Iterator[tuple[Region, int]]:
         """One box of each kind (first, inner, last along each axis) and how many there are of it."""
         axes = []
-        for length, step in zip(self.shape, self.box, strict=True):
-            count = -(-length // step) if length else 0
+        for length, step, count in zip(self.shape, self.box, self.counts, strict=True):
             rows = [((0, min(length, step)), 1)] if count else []
             if count > 2:
                 rows.append(((step, 2 * step), count - 2))

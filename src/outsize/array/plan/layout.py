@@ -150,9 +150,7 @@ class Layout:
         self.passes.append(UnsizedPass(work, tuple(left), reads))
 
 
-def lay_out(
-    top: Together, sinks: Sequence[Sink], keep: int, heads: dict[Source, int] | None, drafts: Drafts
-) -> Layout:  # fmt: skip
+def lay_out(top: Together, sinks: Sequence[Sink], keep: int, heads: dict[Source, int] | None, drafts: Drafts) -> Layout:
     """The passes that make the inputs of `top` into the sinks, in their order. Of results, `keep` bytes stay in memory; `heads`
     says what of sources stays there, {} that those that fit are read into it first."""
     tuning, device = drafts.tuning, drafts.device

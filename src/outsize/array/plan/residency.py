@@ -7,6 +7,7 @@ A plan has descriptions of them, which take no memory and no file. The run makes
 from __future__ import annotations
 
 import os
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -133,8 +134,7 @@ class Scratch(FlatSink):
 
     def end(self) -> None:
         self.file.close()
-        if os.path.exists(self.partial):
-            os.unlink(self.partial)
+        pathlib.Path(self.partial).unlink(missing_ok=True)
 
 
 class Turned(SeenSink):

@@ -4,6 +4,7 @@ counted at once too, since the shape of what it keeps must be known."""
 from __future__ import annotations
 
 import os
+import pathlib
 import weakref
 from typing import Any
 
@@ -61,8 +62,7 @@ def scratch_file(folder: str) -> str:
 
 def remove(path: str) -> None:
     """Remove a scratch file, if it is still there."""
-    if os.path.exists(path):
-        os.unlink(path)
+    pathlib.Path(path).unlink(missing_ok=True)
 
 
 def count(mask: Node) -> Block:

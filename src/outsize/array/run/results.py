@@ -141,9 +141,7 @@ def _compute_on_cluster(nodes: Sequence[Node], budget: Any, listener: Listener |
         ]
 
 
-def _compute_into(
-    node: Node, budget: Any, listener: Listener | None, device: Any, tf32: bool, out: Block
-) -> Block:  # fmt: skip
+def _compute_into(node: Node, budget: Any, listener: Listener | None, device: Any, tf32: bool, out: Block) -> Block:
     """Into an array of the caller's, whose memory is not ours to count."""
     if out.shape != node.shape or out.dtype != node.dtype:
         raise InputError(f"out is {out.dtype}{list(out.shape)}, the result {node.dtype}{list(node.shape)}")

@@ -206,19 +206,15 @@ class Tiles:
                 self._take_back(slot)
                 following = next(regions, None)
                 if following is not None:
-                    slots.append(stager.submit(self._turn, slot, following))
+                    slots.append(stager.submit(self._fill, slot, following))
                 else:
                     last.append(stager.submit(self._write_back, slot))
             for job in last:
                 job.result()
 
-    def _turn(self, slot: _Flight, following: Region) -> _Flight:
-        """Write a slot's tile back where that is wanted, then fill it again."""
-        self._write_back(slot)
-        return self._fill(slot, following)
-
     def _fill(self, slot: _Flight, region: Region) -> _Flight:
-        """Make a tile on the host and send it."""
+        """Make a tile on the host and send it; what the slot had is first written back, where that is wanted."""
+        self._write_back(slot)
         frame = slot.frame
         if slot.arrived is not None:  # the user's stream has waited for the copy, the host has not
             slot.arrived.wait()

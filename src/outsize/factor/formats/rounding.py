@@ -52,9 +52,7 @@ def count_kept(values: Block, allowed2: float, rank: int | None) -> tuple[int, f
     return kept, float(tails[kept])
 
 
-def round_tucker(
-    core: Block, bases: Sequence[Block], allowed2: float, ranks: Sequence[int] | None
-) -> Rounded:  # fmt: skip
+def round_tucker(core: Block, bases: Sequence[Block], allowed2: float, ranks: Sequence[int] | None) -> Rounded:
     """Cut every mode of the core, the one that shrinks most first."""
     order = sorted(range(core.ndim), key=lambda mode: -core.shape[mode])
     factors, values, kept = list(bases), [np.zeros(0)] * core.ndim, [0] * core.ndim

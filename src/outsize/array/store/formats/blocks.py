@@ -159,8 +159,7 @@ def _complete(path: str, grid: dict[tuple[int, ...], _Head]) -> dict[tuple[int, 
 
 def _read_head(path: str) -> _Head:
     with naming(path), open(path, "rb") as file:
-        shape, dtype, _, _ = npy.read_header(file, path)
-    return _Head(path, shape, dtype)
+        return _Head(path, *npy.read_header(file, path)[:2])
 
 
 def _find_edges(path: str, heads: dict[tuple[int, ...], _Head], dimensions: int) -> list[list[int]]:

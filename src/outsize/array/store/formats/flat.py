@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
+import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -380,8 +380,7 @@ class FlatSink(Sink):
         self.file.close()
         if self.edges is not None:
             self.edges.remove()
-        if os.path.exists(self.partial):
-            os.unlink(self.partial)
+        pathlib.Path(self.partial).unlink(missing_ok=True)
 
 
 class InPlaceSink(InPlace, FlatSink):

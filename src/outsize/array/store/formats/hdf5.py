@@ -10,7 +10,7 @@ compressed, because a compressed HDF5 file that was interrupted cannot be taken 
 from __future__ import annotations
 
 import math
-import os
+import pathlib
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -244,8 +244,7 @@ class _Draft:
         return open_file(path, Options(key=self.key))
 
     def remove(self) -> None:
-        if os.path.exists(self.partial):
-            os.unlink(self.partial)
+        pathlib.Path(self.partial).unlink(missing_ok=True)
 
 
 class FlatHdf5Sink(FlatSink):

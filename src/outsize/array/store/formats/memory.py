@@ -22,6 +22,11 @@ def _index(region: Region) -> tuple[slice, ...]:
     return tuple(slice(start, stop) for start, stop in region)
 
 
+def _nothing(self: Any, region: Region) -> int:
+    """Blocks are views of the array itself: they take no buffer, and nothing is moved."""
+    return 0
+
+
 class MemoryStore(Store):
     """A NumPy array. Regions are views of it: reading takes no memory and moves no bytes."""
 
@@ -34,15 +39,11 @@ class MemoryStore(Store):
         self.order = tuple(sorted(range(self.array.ndim), key=lambda axis: -abs(self.array.strides[axis])))
         self._writable = writable
 
-    def extent(self, region: Region) -> int:
-        return 0
+    extent = traffic = _nothing
 
     def read(self, region: Region, buffer: Buffer) -> Block:
         """A view; the buffer is not used."""
         return self.array[_index(region)]
-
-    def traffic(self, region: Region) -> int:
-        return 0
 
     def fingerprint(self) -> str:
         """Shape, dtype and a hash of the values."""
@@ -68,12 +69,7 @@ class MemorySink(Sink):
         self.shape, self.dtype = array.shape, array.dtype
         self.order = tuple(sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis])))
 
-    def extent(self, region: Region) -> int:
-        return 0
-
-    def room(self, region: Region) -> int:
-        """Nothing: blocks are laid in the array itself."""
-        return 0
+    extent = room = traffic = _nothing
 
     def sketch(self, region: Region) -> Block:
         """The place itself; a plan asks for one element at least, also of an array without any."""
@@ -89,9 +85,6 @@ class MemorySink(Sink):
         place = self.lay(region, buffer)
         if place.size and not np.may_share_memory(place, block):
             np.copyto(place, block, casting="unsafe")
-
-    def traffic(self, region: Region) -> int:
-        return 0
 
     def commit(self) -> Store:
         return MemoryStore(self.array, self.name)

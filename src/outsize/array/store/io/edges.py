@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import struct
 import threading
 from collections.abc import Iterator
@@ -123,5 +124,4 @@ class Edges:
 
     def remove(self) -> None:
         for path in (self.path, self.path + ".part"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            pathlib.Path(path).unlink(missing_ok=True)

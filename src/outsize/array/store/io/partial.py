@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import pathlib
 import shutil
 from collections.abc import Iterator
 
@@ -38,8 +39,7 @@ def forget_earlier(partial: str) -> None:
     """Remove what an earlier run left beside its unfinished output; called before this one's first byte."""
     for beside in (JOURNAL, SCRATCH):
         shutil.rmtree(partial + beside, ignore_errors=True)
-    if os.path.exists(partial + EDGES):
-        os.unlink(partial + EDGES)
+    pathlib.Path(partial + EDGES).unlink(missing_ok=True)
 
 
 def publish(partial: str, target: str) -> None:
