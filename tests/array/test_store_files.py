@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stores import arrays, make_buffer, peak_of, read, regions, select, write
 
+from outsize.array.run.contents import show
 from outsize.array.store.formats.flat import FlatStore
 from outsize.array.store.formats.npz import DeflatedStore
 from outsize.array.store.io.narrow_floats import float8_values
@@ -60,6 +61,7 @@ def test_types_that_numpy_lacks_are_read_as_the_same_values_in_float32(dtype: st
     region = ((3, 30), (7, 60))
     np.testing.assert_array_equal(read(store, region), tensor.float().numpy()[3:30, 7:60])
     assert store.traffic(((0, 33), (0, 65))) < 33 * 65 * 2 + 8192, "only the narrow bytes are moved"
+    assert show(tmp_path / "x.safetensors").arrays[0].bytes == tensor.numel() * tensor.element_size()
     with pytest.raises(InputError, match="cannot write into it"):
         open_store(tmp_path / "x.safetensors", mode="r+")
 
