@@ -39,7 +39,7 @@ _NO_BETTER, _BY_STEP = 0.02, 0.1
 """Relative error that a forecast has even where its trials had none: always, and by the part of its length that one step has."""
 _BEND, _UNEVEN = 0.15, 0.3
 """How much of the difference between line and curve, and of the unevenness of the rises, is taken as error."""
-_USUAL = 0.75
+_USUAL = 0.6
 """Part of the summed-up errors that is said: they are cautious, each alone."""
 _FURTHEST = 20
 """Lengths of the run: what is further away than this is taken as that far."""
