@@ -14,6 +14,7 @@ a step the limit lies. `benchmarks/watch_forecasts.py` tries all this on random 
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -49,6 +50,8 @@ _REACH = 3
 """A limit is spoken of where the way to it is at most this many times what has been risen already."""
 _WITH_THE_MEAN = 0.1
 """Part of the rise of the highs that the means must show: else only chance makes a new high."""
+_MOMENT = 0.125
+"""Part of the run that is a moment."""
 _KNOWN = 0.2
 """A time is known where half of its range is at most this part of its middle."""
 
@@ -67,7 +70,20 @@ class Outlook(NamedTuple):
 
 
 def look_ahead(limit: int, held: Sequence[tuple[float, int]]) -> Outlook | None:
-    """When a series of (seconds, bytes) reaches a limit; None where it does not grow, or has not grown for long enough to say."""
+    """When a series of (seconds, bytes) reaches a limit; None where it does not grow, or has not grown for long enough to say.
+
+    What is known must have been so a moment ago: else the range takes in what would have been said then."""
+    now = _look(limit, held)
+    if now is None or not now.is_known:
+        return now
+    end = held[-1][0]
+    moment = end - _MOMENT * (end - held[0][0])
+    before = _look(limit, held[: bisect.bisect_right(held, moment, key=lambda point: point[0])])
+    said = 2 * now.middle if before is None else max(0.0, before.middle - (end - moment))
+    return Outlook(min(now.earliest, said), now.middle, max(now.latest, said))
+
+
+def _look(limit: int, held: Sequence[tuple[float, int]]) -> Outlook | None:
     bins = min(_BINS, len(held) // 2)
     if bins < _FEWEST_BINS or held[-1][0] - held[0][0] < _LEAST_SECONDS:
         return None
