@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,7 @@ def read(card: str) -> Calibration:
 
 def _write(calibration: Calibration) -> Calibration:
     kept = _all()
-    kept[calibration.card] = {
-        "context": calibration.context,
-        "reserved_margin": calibration.reserved_margin,
-        "receipts": calibration.receipts,
-    }
+    kept[calibration.card] = {name: value for name, value in asdict(calibration).items() if name != "card"}
     _path().parent.mkdir(parents=True, exist_ok=True)
     _path().write_text(json.dumps(kept, indent=1))
     return calibration

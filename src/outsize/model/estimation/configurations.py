@@ -54,14 +54,9 @@ ONE_LABEL = ("ForSequenceClassification", "ForNextSentencePrediction")
 
 
 def step_from(
-    path: str,
-    seq: int,
-    optimizer: str | None,
-    precision: str,
-    checkpointing: bool = False,
-    device: str = "cuda",
+    path: str, seq: int, optimizer: str | None, precision: str, checkpointing: bool = False, device: str = "cuda",
     change: Callable[[Any], None] | None = None,
-) -> tuple[Callable[..., Any], Callable[..., tuple[Any, ...]]]:
+) -> tuple[Callable[..., Any], Callable[..., tuple[Any, ...]]]:  # fmt: skip
     """(step, build) of a configuration; without an optimizer it is inference. `change` is done to the model once it is built."""
     config = read_config(path)
     if optimizer is not None and optimizer not in OPTIMIZERS:

@@ -30,19 +30,10 @@ DEFAULT_CARD = "H200"
 
 
 def estimate(
-    step: Callable[..., Any],
-    *args: Any,
-    build: Callable[..., Any] | None = None,
-    device: str = "cuda",
-    card: str | None = None,
-    budget: int | str | None = None,
-    steps: int = 3,
-    batch: int | None = None,
-    seq: int | None = None,
-    loader: Any = None,
-    ranks: int | str | None = None,
-    sharding: str | None = None,
-) -> Footprint:
+    step: Callable[..., Any], *args: Any, build: Callable[..., Any] | None = None, device: str = "cuda",
+    card: str | None = None, budget: int | str | None = None, steps: int = 3, batch: int | None = None,
+    seq: int | None = None, loader: Any = None, ranks: int | str | None = None, sharding: str | None = None,
+) -> Footprint:  # fmt: skip
     """The memory that `step(*build())` takes on `device`. It is traced on tensors without contents: nothing is
     allocated, and no card is needed.
 

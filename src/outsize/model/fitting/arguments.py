@@ -136,16 +136,9 @@ def _takes_time_first(model: Any) -> bool:
 
 
 def check_words(
-    model: Any,
-    loss: Any,
-    optimizer: Any,
-    allow: Any,
-    without: Any,
-    own_step: bool,
-    clip: Any,
-    scaler: Any,
+    model: Any, loss: Any, optimizer: Any, allow: Any, without: Any, own_step: bool, clip: Any, scaler: Any,
     compile: bool | str = False,
-) -> None:
+) -> None:  # fmt: skip
     """What can be said of each argument by itself."""
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"fit needs a torch.nn.Module, not {type(model).__name__}")

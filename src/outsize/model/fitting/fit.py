@@ -13,24 +13,11 @@ from outsize.model.torch_port.parts import require_torch
 
 
 def fit(
-    model: Any,
-    loss: Callable[[Any, Any], Any] | None = None,
-    optimizer: Any = None,
-    batch: Any = None,
-    *,
-    budget: int | str | None = None,
-    device: Any = None,
-    host: int | str | None = None,
-    weights: Any = None,
-    allow: str = "exact",
-    own_step: bool = False,
-    clip: float | None = None,
-    scaler: Any = None,
-    without: tuple[str, ...] = (),
-    batch_axis: Any = None,
-    dry_run: bool = False,
-    compile: bool | str = "auto",
-) -> Any:
+    model: Any, loss: Callable[[Any, Any], Any] | None = None, optimizer: Any = None, batch: Any = None, *,
+    budget: int | str | None = None, device: Any = None, host: int | str | None = None, weights: Any = None,
+    allow: str = "exact", own_step: bool = False, clip: float | None = None, scaler: Any = None,
+    without: tuple[str, ...] = (), batch_axis: Any = None, dry_run: bool = False, compile: bool | str = "auto",
+) -> Any:  # fmt: skip
     """Make a training step run inside `budget` bytes of the memory of the model's device.
 
     `loss(model, batch)` gives a scalar, or (total, count) whose quotient is the loss. `allow` is `"exact"` (the

@@ -24,17 +24,10 @@ from outsize.model.jax.private_parts import require_jax
 
 
 def estimate(
-    step: Callable[..., Any],
-    *args: Any,
-    build: Callable[..., Any] | None = None,
-    device: str = "cuda",
-    card: str | None = None,
-    budget: int | str | None = None,
-    steps: int = 3,
-    batch: int | None = None,
-    seq: int | None = None,
-    loader: Any = None,
-) -> Footprint:
+    step: Callable[..., Any], *args: Any, build: Callable[..., Any] | None = None, device: str = "cuda",
+    card: str | None = None, budget: int | str | None = None, steps: int = 3, batch: int | None = None,
+    seq: int | None = None, loader: Any = None,
+) -> Footprint:  # fmt: skip
     """The memory that a step of JAX takes on a device; the arguments are those of `outsize.estimate`."""
     require_jax()
     if loader is not None:

@@ -18,23 +18,11 @@ from outsize.model.jax.private_parts import require_jax
 
 
 def fit(
-    model: Any,
-    loss: Any,
-    optimizer: Any,
-    batch: Any,
-    *,
-    budget: int | str | None = None,
-    device: Any = None,
-    host: int | str | None = None,
-    weights: Any = None,
-    allow: str = "exact",
-    own_step: bool = False,
-    clip: float | None = None,
-    scaler: Any = None,
-    without: tuple[str, ...] = (),
-    batch_axis: Any = None,
+    model: Any, loss: Any, optimizer: Any, batch: Any, *, budget: int | str | None = None, device: Any = None,
+    host: int | str | None = None, weights: Any = None, allow: str = "exact", own_step: bool = False,
+    clip: float | None = None, scaler: Any = None, without: tuple[str, ...] = (), batch_axis: Any = None,
     dry_run: bool = False,
-) -> Fitted:
+) -> Fitted:  # fmt: skip
     """Make a step of JAX run inside `budget` bytes of its device: parameters, gradients, optimizer state, batch and temporaries.
 
     `model` is a pytree of parameters, `loss(params, batch)` gives a scalar or (total, count), `optimizer` is optax's.

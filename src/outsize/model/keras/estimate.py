@@ -53,17 +53,9 @@ class Played(NamedTuple):
 
 
 def estimate(
-    step: Any,
-    *args: Any,
-    build: Callable[..., Any] | None = None,
-    device: str = "cuda",
-    card: str | None = None,
-    budget: int | str | None = None,
-    steps: int = 3,
-    batch: Any = None,
-    seq: int | None = None,
-    loader: Any = None,
-) -> Footprint:
+    step: Any, *args: Any, build: Callable[..., Any] | None = None, device: str = "cuda", card: str | None = None,
+    budget: int | str | None = None, steps: int = 3, batch: Any = None, seq: int | None = None, loader: Any = None,
+) -> Footprint:  # fmt: skip
     """The memory of a step; see `outsize.estimate`."""
     port.tensorflow()
     for name, given in (("seq", seq), ("loader", loader)):
@@ -71,7 +63,7 @@ def estimate(
             raise InputError(f"{name}= is not known for steps of TensorFlow: give a batch as example")
     chosen = None if card is None else find_card(card)
     capacity = parse_bytes(budget) if budget is not None else None if chosen is None else chosen.usable
-    kind = str(device).partition(":")[0]
+    kind, _, index = str(device).partition(":")
     if kind not in ("cuda", "gpu", "cpu"):
         raise InputError(f"cannot estimate for the device {device!r}: 'cuda' and 'cpu' are modelled")
     on_host = kind == "cpu"
@@ -85,12 +77,8 @@ def estimate(
         return play(_trace(step, args, build, size), on_host, min(steps, 3))
 
     played = at(rows)
-    footprint = _footprint(played, on_host, chosen, capacity, steps, _index(device))
+    footprint = _footprint(played, on_host, chosen, capacity, steps, int(index or 0))
     return footprint if rows is None else _with_growth(footprint, played, at, rows, chosen, capacity)
-
-
-def _index(device: str) -> int:
-    return int(str(device).partition(":")[2] or 0)
 
 
 def _trace(step: Any, args: tuple[Any, ...], build: Callable[..., Any] | None, rows: int | None) -> Traced:
@@ -212,13 +200,9 @@ def _settings(on_host: bool) -> tuple[str, ...]:
 
 
 def _with_growth(
-    footprint: Footprint,
-    played: Played,
-    trace: Callable[[int], Played],
-    rows: int,
-    card: Card | None,
+    footprint: Footprint, played: Played, trace: Callable[[int], Played], rows: int, card: Card | None,
     capacity: int | None,
-) -> Footprint:
+) -> Footprint:  # fmt: skip
     """How the peak grows with the batch, and the largest batch that fits."""
     seen: dict[int, Played] = {rows: played}
 

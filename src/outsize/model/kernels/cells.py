@@ -16,17 +16,9 @@ Cell = Callable[[Any, Any, Any, Any], Any]
 
 
 def run_cells(
-    kind: str,
-    x: Any,
-    state: Any,
-    weights: Any,
-    biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    both: bool,
+    kind: str, x: Any, state: Any, weights: Any, biases: bool, layers: int, dropout: float, train: bool, both: bool,
     first: bool,
-) -> Any:
+) -> Any:  # fmt: skip
     """A layer of `gru`, `rnn_tanh` or `rnn_relu`."""
     sides, each = (2 if both else 1), (4 if biases else 2)
     x = x.transpose(0, 1) if first else x

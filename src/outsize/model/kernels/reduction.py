@@ -47,16 +47,9 @@ def buffer_bytes(tensor: Any, axes: set[int], processors: int, threads_per_proce
 
 
 def _split(
-    inputs: int,
-    outputs: int,
-    dim0: int,
-    dim1: int,
-    inner: bool,
-    vector: int,
-    element: int,
-    processors: int,
+    inputs: int, outputs: int, dim0: int, dim1: int, inner: bool, vector: int, element: int, processors: int,
     threads: int,
-) -> tuple[int, ...]:
+) -> tuple[int, ...]:  # fmt: skip
     most = THREADS // vector
     wide, high = min(floor_power(dim0), most), min(floor_power(dim1), most)
     width = min(wide, 32)

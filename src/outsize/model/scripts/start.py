@@ -38,16 +38,10 @@ OFFLINE = {
 
 
 def estimate_script(
-    script: str,
-    words: Sequence[str] = (),
-    *,
-    device: str = "cuda",
-    card: str | None = None,
-    budget: int | str | None = None,
-    steps: int = 3,
-    seconds: float = SECONDS,
+    script: str, words: Sequence[str] = (), *, device: str = "cuda", card: str | None = None,
+    budget: int | str | None = None, steps: int = 3, seconds: float = SECONDS,
     heard: Callable[[str], None] = lambda line: None,
-) -> Footprint:
+) -> Footprint:  # fmt: skip
     """The memory that a training script takes in its first steps. It runs as it is, on tensors without contents."""
     if not os.path.isfile(script):
         raise InputError(f"there is no script {script} here")

@@ -238,17 +238,14 @@ class Tracer:
             key = key_of(storage)  # the stand-in goes when the real one does
             found = self._stand_ins[key] = (weakref.ref(storage, lambda _: self._stand_ins.pop(key, None)), base)
         with values.unseen(), no_functions():
-            stand_in = torch.empty(0, dtype=tensor.dtype, device="meta")
-            stand_in.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-        return stand_in
+            return _laid_over(found[1], tensor)
 
     def take_over(self, tensor: Any) -> Any:
         """The meta tensor for a real one that was just made and that nobody else has; its contents stay known."""
         with values.unseen(), no_functions():
             storage = tensor.untyped_storage()
             base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
-            stand_in = torch.empty(0, dtype=tensor.dtype, device="meta")
-            stand_in.set_(base.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+            stand_in = _laid_over(base, tensor)
             self.ledger.add(stand_in, label_for(self, tensor.device), "given")
             self.ledger.values[storage_key(stand_in)] = storage
         return stand_in
@@ -464,6 +461,12 @@ class Tracer:
             return small and (self._placing in (None, "cpu") or operator.base in values.PLAIN)
         seen = bool(self.ledger.values) or any(t.is_cpu for t in flat)
         return seen and self._all_known(flat) and sum(t.numel() for t in flat) <= 4 * self.keep
+
+
+def _laid_over(base: Any, tensor: Any) -> Any:
+    """A tensor without contents that lies on a base as a real one lies on its storage."""
+    made = torch.empty(0, dtype=tensor.dtype, device="meta")
+    return made.set_(base.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 _TOGETHER = {

@@ -68,13 +68,9 @@ TINY = 1e-5
 
 
 def compare(
-    work: Work,
-    choice: Choice,
-    batch: Any,
-    store: Store,
-    rounding: dict[str, float] | None = None,
+    work: Work, choice: Choice, batch: Any, store: Store, rounding: dict[str, float] | None = None,
     most: float | None = None,
-) -> tuple[float, str]:
+) -> tuple[float, str]:  # fmt: skip
     """Largest relative difference between a gradient of the plain step and of the fitted one, and whose it is.
 
     `rounding`: what the plain step's own gradients are off by, where that is known: so much is no difference, up to `most` of

@@ -68,8 +68,11 @@ class Spread:
         """It was whole on all ranks: gradients become those of all."""
 
 
-PACKED = "fewer bits are for one rank"
-WAIT = "every rank has to have all gradients before the first update"
+ON_ONE_RANK = {
+    "in_backward": "every rank has to have all gradients before the first update",
+    **dict.fromkeys(("state_bits", "frozen_bits", "kept_bits"), "fewer bits are for one rank"),
+}
+"""Remedy -> why no spread model can use it."""
 
 
 class Replicas(Spread):
@@ -77,10 +80,7 @@ class Replicas(Spread):
 
     kind = "DDP"
     forbidden: ClassVar[dict[str, str]] = {
-        "in_backward": WAIT,
-        "state_bits": PACKED,
-        "frozen_bits": PACKED,
-        "kept_bits": PACKED,
+        **ON_ONE_RANK,
         "gradients_away": "DDP reduces gradients where they are",
         "stream": "DDP keeps the weights of its module",
     }
@@ -136,10 +136,7 @@ class Shards(Spread):
     kind = "FSDP2"
     talks = True
     forbidden: ClassVar[dict[str, str]] = {
-        "in_backward": WAIT,
-        "state_bits": PACKED,
-        "frozen_bits": PACKED,
-        "kept_bits": PACKED,
+        **ON_ONE_RANK,
         "gradients_away": "an OffloadPolicy of fully_shard does that for shards",
         "state_away": "an OffloadPolicy of fully_shard does that for shards",
         "stream": "shards are gathered when they are needed already",

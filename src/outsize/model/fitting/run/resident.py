@@ -247,14 +247,9 @@ ResidentRunner = Runner[Resident]
 
 
 def open_resident(
-    work: Work,
-    choice: Choice,
-    store: Store,
-    *,
-    real: bool = True,
-    rows: int = 0,
+    work: Work, choice: Choice, store: Store, *, real: bool = True, rows: int = 0,
     evicted: EvictedStorages | None = None,
-) -> ResidentRunner:
+) -> ResidentRunner:  # fmt: skip
     """A runner of a model on its device; `evicted`: what is elsewhere already."""
     evicted = EvictedStorages(store, real) if evicted is None else evicted
     evicted.narrow = packed_tensors(work.model, choice, work.device, real)

@@ -86,7 +86,7 @@ class Search:
             _, ready, choice = heapq.heappop(heap)
             if not ready:  # how many slices it needs is only asked when its turn comes
                 slices = self._first_slices(choice, budget)
-                following = None if slices is None else self._with(choice, slices)
+                following = None if slices is None else replace(choice, slices=slices)
             else:
                 found = self.compile(choice)
                 if found.fits(budget, self.host):
@@ -99,7 +99,7 @@ class Search:
     def least(self) -> Candidate:
         """The smallest that was found; which are compiled for it does not depend on a budget."""
         most = max(self._slices())
-        rows = [self._with(again, most) for again in (*self._agains(), *self._aways())]
+        rows = [replace(again, slices=most) for again in (*self._agains(), *self._aways())]
         rows.sort(key=lambda choice: (self.predict(choice), slow_down(choice)))
         for choice in rows[:LEAST]:
             self.compile(choice)
@@ -150,13 +150,10 @@ class Search:
             found += [replace(again, state_away=True) for again in (Choice(), *agains, *found)]
         return found
 
-    def _with(self, again: Choice, slices: int) -> Choice:
-        return replace(again, slices=slices)
-
     def _first_slices(self, again: Choice, budget: int) -> int | None:
         """The fewest slices with which a choice is predicted to fit, by halving."""
         levels = self._slices()
-        fits = lambda slices: self.predict(self._with(again, slices)) <= budget * SLACK  # noqa: E731
+        fits = lambda slices: self.predict(replace(again, slices=slices)) <= budget * SLACK  # noqa: E731
         place = bisect.bisect_left(levels, True, key=fits)
         return levels[place] if place < len(levels) else None
 
@@ -167,7 +164,7 @@ class Search:
             return replace(choice, ordered=True)
         levels = self._slices()
         place = levels.index(choice.slices) + 1
-        return self._with(replace(choice, ordered=False), levels[place]) if place < len(levels) else None
+        return replace(choice, ordered=False, slices=levels[place]) if place < len(levels) else None
 
     def predict(self, choice: Choice) -> int:
         """Bytes by liveness, corrected by what XLA took for the plain step."""
