@@ -35,6 +35,7 @@ KINDS = {
     "a crash": "Segmentation fault (core dumped)",
     "an end that was asked for": "command terminated with exit code 143",
     "shared memory of loaders": "RuntimeError: unable to open shared memory object </torch_12_34> in read-write mode",
+    "a worker that was asked to end": "RuntimeError: DataLoader worker (pid 88) is killed by signal: Terminated.",
 }
 
 

@@ -94,6 +94,59 @@ BufferAssignment stats:
             "let Polars stream it",
         ),
         ("Why does sklearn use all of my 32 GB RAM?", "true need", "learn in pieces"),
+        (
+            "CUDA out of memory. Tried to allocate 9.00 GiB (GPU 0; 11.00 GiB total capacity; 500.00 MiB already allocated; "
+            "9.10 GiB free; 20.00 MiB cached)",
+            "refused though free",
+            "less in that one step",
+        ),
+        (
+            "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 268435456 bytes. Yet the GPU has enough "
+            "free memory.",
+            "other process",
+            "end what else is on the card",
+        ),
+        (
+            "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 268435456 bytes, with 30 GB of memory "
+            "still free",
+            "other process",
+            "end what else is on the card",
+        ),
+        (
+            "MemoryError: Unable to allocate 2.00 GiB for an array with shape (512, 512, 1024) and data type float64. My machine "
+            "has plenty of memory.",
+            "limit",
+            "see which limit it meets",
+        ),
+        (
+            "I don't have enough memory. MemoryError: Unable to allocate 2.00 GiB for an array with shape (512, 512, 1024) and "
+            "data type float64",
+            "true need",
+            "make less of it at once",
+        ),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", "killed", "fewer workers"),
+        (
+            "ketos, of kraken: RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.",
+            "killed",
+            "fewer workers",
+        ),
+        ("step 9\n\n**Killed**\n", "killed", "see whether it was memory"),
+        (
+            "pip install jax\nmy model ran out of memory trying to allocate 5.00GiB on the GPU",
+            "true need",
+            "less at once: a smaller batch",
+        ),
+        (
+            "the webui says: DefaultCPUAllocator: not enough memory: you tried to allocate 4294967296 bytes. txt2img",
+            "true need",
+            "a quantized model",
+        ),
+        (
+            "object_detection: OOM when allocating tensor with shape[300,17,17,1088] and type float on "
+            "/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc",
+            "true need",
+            "fewer proposals",
+        ),
     ],
 )
 def test_words_beside_the_message_decide_cause_and_first_advice(text, cause, first):

@@ -149,10 +149,22 @@ class Case(Shown):
 
     @cached_property
     def told_free(self) -> int | None:
-        """Bytes of RAM that the text says were free, where they are several times what was asked for."""
-        need = self.need or (SMALL if self.failure.shape is None else None)
+        """Bytes that the text says were free, where they are several times what was asked for and no message counts them."""
+        need = self.need or (SMALL if self.failure.shape is None and self.on_host else None)
         told = max((_told_bytes(match) for match in signs.FREE.finditer(self.text)), default=0)
-        return told if self.on_host and need and told >= 4 * need and told >= 2**30 else None
+        return told if self._is_uncounted and need and told >= 4 * need and told >= 2**30 else None
+
+    @property
+    def told_enough(self) -> bool:
+        """True where the text says, in a number or in words, that there was memory enough for a request of ordinary size."""
+        words = self.need is not None and self.need < 2**32 and signs.ENOUGH.search(self.text) is not None
+        return self.told_free is not None or (words and self._is_uncounted)
+
+    @property
+    def _is_uncounted(self) -> bool:
+        """True where the message has no count of what was free: RAM, or the pool of TensorFlow and JAX."""
+        graph = self.on_device and self.failure.framework in ("tensorflow", "jax") and self.failure.total_bytes is None
+        return self.on_host or (graph and self.failure.limit_bytes is None)
 
     @cached_property
     def holds_nothing(self) -> bool:
@@ -201,6 +213,12 @@ class Case(Shown):
             and need <= free < need + max(SMALL // 4, total // (32 if held > total // 2 else 200))
         )
         return need if last else max(0, need - free)
+
+    @property
+    def takes_all_free(self) -> bool:
+        """True where one large request is nearly all that was free: the driver hardly ever has that in one piece."""
+        free = self.failure.free_bytes
+        return self.need is not None and free is not None and self.need >= 2**30 and 0.95 * free < self.need <= free
 
     @cached_property
     def tool(self) -> str:

@@ -126,6 +126,12 @@ FREE = re.compile(
     re.IGNORECASE,
 )
 """Somebody who says how much memory was free."""
+ENOUGH = re.compile(
+    r"\b(?:I|i|we|it|machine|server|GPUs?|card|there)\b(?: (?:still|also|should|do|does|certainly|clearly))? "
+    r"(?:have|has|had|is|was) (?:\w{1,10} )?(?:sufficient|enough|plenty of|ample|more than enough|"
+    r"the (?:required|needed|necessary)) (?:\w{1,10} ){0,2}(?:memory|V?RAM)\b",
+)
+"""Somebody who says that there was memory enough."""
 PICTURES = re.compile(
     r"video|frames?\b|\bim(?:g|age)|picture|photo|\bcv2\b|\bPIL\b|\.(?:png|jpe?g|tiff?|mp4)\b", re.IGNORECASE
 )

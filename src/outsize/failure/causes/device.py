@@ -230,12 +230,31 @@ def refused_though_free(case: Case) -> Cause | None:
             f"`set_per_process_memory_fraction` allows little more than the {said(case.held)} it held.",
             decide="the exception's text: it then says how much was 'allowed'",
         )
+    if case.takes_all_free:
+        return make_cause(
+            CauseName.REFUSED,
+            f"One request of {said(need)} is {need / free:.0%} of the {said(free)} that were free: a card has nearly all that is "
+            "free hardly ever in one piece, and a little of it is the driver's own.",
+        )
     return make_cause(
         CauseName.REFUSED,
         f"{said(need)} were refused while {said(free)} were free when the message was made. Something freed memory "
         "in between (another process, a worker that died), or the driver could not map it (a limit on host memory "
         "or address space, WSL2, MIG).",
         decide=f"run again while watching `{case.tool}`; check `ulimit -v` and the container's memory limit",
+    )
+
+
+def free_though(case: Case) -> Cause | None:
+    """The text says that the card had room, and TensorFlow's or JAX's pool had none."""
+    if not case.told_enough or case.on_host or case.need is None or case.failure.allocated_bytes is not None:
+        return None
+    told = "enough is" if case.told_free is None else f"{said(case.told_free)} are"
+    return make_cause(
+        CauseName.OTHER_PROCESS,
+        f"{said(case.need)} were refused while {told} said to be there: either another process, or another framework in this "
+        "one, had taken the card when it started (TensorFlow and JAX both do), or arrays of this program fill it after all.",
+        decide=case.who_holds,
     )
 
 

@@ -218,8 +218,8 @@ RULES: tuple[Rule, ...] = (
     host.machine_kill, device.kv_cache, device.small_program, device.tpu, device.gives_nothing, device.watermark,
     device.prealloc, host.heap, device.library_room, host.free_though, host.multiplied, host.broadcast, hardly_meant,
     larger_than_device, device.fragmentation, device.fraction, device.own_share, device.bfc_fragmentation,
-    device.refused_though_free, device.refused_block, device.driver_refused, device.weights_refused, device.left_over,
-    device.kept, device.other_process, device.graph_pools, host.rlimit, host.small_request, host.grown,
+    device.refused_though_free, device.free_though, device.refused_block, device.driver_refused, device.weights_refused,
+    device.left_over, device.kept, device.other_process, device.graph_pools, host.rlimit, host.small_request, host.grown,
     host.told_full, host.signal, true_need, unsaid,
 )  # fmt: skip
 """Asked in this order; the first that answers is the cause."""

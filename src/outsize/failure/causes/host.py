@@ -389,23 +389,23 @@ def heap(case: Case) -> Cause | None:
 
 
 def free_though(case: Case) -> Cause | None:
-    """The text says that several times as much was free."""
-    told = case.told_free
-    if told is None or case.reading is not None:
+    """The text says that several times as much was free, or that there was enough."""
+    if not case.told_enough or not case.on_host or case.reading is not None:
         return None
+    told = "enough is" if case.told_free is None else f"{said(case.told_free)} are"
     asked = "Memory" if case.need is None else said(case.need)
     if case.on_windows:
         return make_cause(
             CauseName.LIMIT,
-            f"{asked} could not be had while {said(told)} are said to be free: Windows refuses what RAM and the page file cannot "
+            f"{asked} could not be had while {told} said to be free: Windows refuses what RAM and the page file cannot "
             "promise together, used or not. What is promised counts, not what the task manager shows as free.",
             decide="Task Manager > Performance > Memory: Committed, against its limit",
         )
     return make_cause(
         CauseName.LIMIT,
-        f"{asked} could not be had while {said(told)} are said to be free: RAM is not short. A limit of this one process is "
-        "reached: its address space (`ulimit -v`), its container or job, its number of mappings, or what the kernel is ready to "
-        "promise.",
+        f"{asked} could not be had while {told} said to be free: RAM is not short. A limit of this one process is "
+        "reached: its address space (`ulimit -v`, a program of 32 bits), its container or job, its number of mappings, or what "
+        "the kernel is ready to promise; or others, workers of its own among them, took the rest for a moment.",
         decide="`ulimit -v`, `cat /sys/fs/cgroup/memory.max`, `sysctl vm.max_map_count vm.overcommit_memory`",
     )
 

@@ -174,6 +174,8 @@ _ON_A_MAC = {
     Work.PAINTS: ("smaller_pictures", "smaller_model"),
 }
 """The same where RAM is the card's: nothing is gained by moving weights."""
+_IN_RAM = {Work.PAINTS: ("smaller_model", "smaller_pictures")}
+"""The same where RAM is what ran out."""
 _WITH_ONE_LARGE_REQUEST = {Work.PAINTS: ("smaller_pictures", "low_vram", "smaller_model")}
 """Work -> what to do: the weights out of the way, then less at once; the other way round where one request is large."""
 
@@ -204,7 +206,8 @@ def _rows_for_the_work(case: Case) -> tuple[str, ...]:
     """What fits the work, whatever the numbers; nothing for training and for work that the text does not show."""
     shared = case.failure.device == "mps"  # its RAM is the card's: nothing is gained by moving weights
     large = shared or (case.need or 0) > (case.failure.total_bytes or case.device_room or 2**35) // 8
-    rows = _ON_A_MAC.get(case.work) if shared else _WITH_ONE_LARGE_REQUEST.get(case.work) if large else None
+    there = _ON_A_MAC if shared else _IN_RAM if case.on_host else _WITH_ONE_LARGE_REQUEST if large else {}
+    rows = there.get(case.work)
     rows = rows or _BY_WORK.get(case.work, ())
     if "--lowvram" in case.text:
         rows = tuple(row for row in rows if row != "low_vram")

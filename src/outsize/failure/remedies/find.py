@@ -44,7 +44,9 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
     CauseName.OTHER_PROCESS: (device.take_what_is_free, device.shorter_requests, device.stop_others),
     CauseName.OTHER_ALLOCATIONS: (),
     CauseName.GRAPH_POOLS: (device.fewer_graphs, device.train_smaller),
-    CauseName.REFUSED: (device.leave_the_card, device.see_what_may_be_mapped, device.stop_others),
+    CauseName.REFUSED: (
+        device.leave_the_card, tensor.less_in_one_step, device.see_what_may_be_mapped, device.stop_others,
+    ),
     CauseName.PREALLOCATION: (),
     CauseName.SHARED_MEMORY: (host.more_shm,),
     CauseName.LIMIT: (host.see_which_limit, host.larger_page_file, host.raise_limit, device.train_smaller, host.less_in_ram),

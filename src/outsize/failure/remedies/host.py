@@ -56,7 +56,7 @@ def raise_limit(case: Case) -> Iterator[Remedy]:
 
 def see_which_limit(case: Case) -> Iterator[Remedy]:
     """The text itself says that memory is free."""
-    if case.told_free and not case.on_windows:
+    if case.told_enough and case.on_host and not case.on_windows:
         yield remedy("see_which_limit")
 
 

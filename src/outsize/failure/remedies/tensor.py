@@ -66,8 +66,11 @@ def less_in_one_step(case: Case) -> Iterator[Remedy]:
         and case.need
         and room
         and case.need < 4 * room
+        and (case.need > room or case.takes_all_free)
     ):
-        yield remedy("less_in_one_step", case.need - room // 2 if case.need > room else None, need=said(case.need))
+        yield remedy(
+            "less_in_one_step", case.need - room // 2 if case.need > room else case.need // 2, need=said(case.need)
+        )
 
 
 def fewer_pictures(case: Case) -> Iterator[Remedy]:
