@@ -142,6 +142,38 @@ BufferAssignment stats:
             "a quantized model",
         ),
         (
+            "OOM when allocating tensor with shape[400000,512] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by "
+            "allocator GPU_0_bfc. A batch size of 8 or 4 did not help",
+            "true need",
+            "fewer inputs to that layer",
+        ),
+        (
+            "pool.cc:9] Resource exhausted: Failed to allocate request for 32.00MiB (33554432B) on device ordinal 0\n"
+            'Traceback (most recent call last):\n  File "use.py", line 3, in <module>\n    net = Net(params)\n'
+            '  File "net.py", line 9, in __init__\n    self.state = self.init_xmap(key)\n  File "jax/core.py", line 5, in bind\n',
+            "memory already full",
+            "weights in 16 bits",
+        ),
+        ("the 7B model doesn't load in flax: RESOURCE_EXHAUSTED", "true need", "weights in 16 bits"),
+        (
+            "np.meshgrid(a, b, c)\nMemoryError: Unable to allocate 64.0 GiB for an array with shape (2048, 2048, 2048) and data "
+            "type int64",
+            "true need",
+            "keep the axes of the grid apart",
+        ),
+        ("I get a memory error when I pickle the data set in train.npy", "true need", "stream large arrays"),
+        ("enforce fail at CPUAllocator.cpp in the evaluation, why?", "true need", "evaluation: fewer samples at once"),
+        (
+            "[enforce fail at CPUAllocator.cpp:56] posix_memalign(&data, gAlignment, nbytes) == 0. 12 vs 0",
+            "true need",
+            "less at once",
+        ),
+        (
+            "enhance.py: try --tile\nDefaultCPUAllocator: can't allocate memory: you tried to allocate 100663296 bytes.",
+            "memory already full",
+            "work through the picture in tiles",
+        ),
+        (
             "object_detection: OOM when allocating tensor with shape[300,17,17,1088] and type float on "
             "/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc",
             "true need",

@@ -40,6 +40,10 @@ class Shown:
     """True where the traceback goes through pandas."""
     loads_shards = _shown(signs.SHARDS)
     """True where the weights of a model were being read into RAM."""
+    writes_grid = _shown(signs.GRIDS)
+    """True where every point of a grid was being written out."""
+    names_data = _shown(signs.DATA)
+    """True where the text speaks of data that are read, kept or written."""
     in_image_build = _shown(signs.BUILD)
     """True where it happened while an image was built."""
 

@@ -97,6 +97,8 @@ TRIED = re.compile(
     r"\b(?:after|even (?:if|when|though)) (?:I |i |we |the )?(?:reduc|lower|decreas)\w*[^\n.]{0,16}batch|"
     r"\beven (?:with |if |when )?(?:the )?batch[-_ ]?size (?:is |was )?(?:reduced|lowered|decreased|small)|"
     r"\bbatch_?size\w*[^\n]{0,60}\bto (?:1|one)\b[^\n]{0,60}\b(?:but|still)\b|"
+    r"batch[-_ ]?sizes?\b[^\n.]{0,60}\b(?:did|does|do)(?:n't|n’t| not) (?:help|work|change|matter|fix|solve)|"
+    r"batch[-_ ]?sizes?\b[^\n.]{0,60}\b(?:no|without) (?:any )?(?:help|effect|difference|success)|"
     r"\bno matter (?:what|how|which)[^\n.]{0,24}batch|(?:any|whatever) batch[-_ ]?size|batch[-_ ]?size (?:does|did)(?:n't| not)",
     re.IGNORECASE,
 )
@@ -186,6 +188,14 @@ TORCH = re.compile(
     r"torch|RuntimeError: CUDA|\bCUDA out of memory|\bloss\w* ?\+= ?\w*loss\b|\byolov?[3-9]|\.backward\(", re.IGNORECASE
 )
 """What shows that PyTorch computes, where the message does not say who does."""
+GRIDS = re.compile(r"\bmeshgrid\b|\bmgrid\b|np\.indices\(")
+"""Functions that write out every point of a grid."""
+DATA = re.compile(
+    r"\bdata ?sets?\b|\.(?:npy|npz|pkl|pickle|csv|h5|hdf5)\b|\bpickl|"
+    r"\b(?:read|load)(?:s|ed|ing)? (?:the |all |my |whole |this ){0,2}(?:data|files?)\b",
+    re.IGNORECASE,
+)
+"""Words of data that are read, kept or written."""
 MULTIPLIES = re.compile(
     r"\bexplode[d]?\b|json_normalize|flat_?table|cross[- ]?join|how=[\"']cross|cartesian|(?:\.|pd\.|\bin )merge\b|"
     r"_get_join_indexers|_left_join|inner_join|full_outer_join|\.join\(|itertools\.product|from_product|meshgrid|\bin melt\b|"

@@ -31,7 +31,7 @@ class Work(enum.Enum):
 
 _END = re.compile(
     r"Tried to allocate|out of memory|Failed to allocate|Attempting to (?:allocate|reserve)|Allocation on device|"
-    r"ALLOC(?:ATION)?_FAILED|(?:not enough|can't allocate) memory",
+    r"ALLOC(?:ATION)?_FAILED|RESOURCE_EXHAUSTED|(?:not enough|can't allocate) memory",
     re.IGNORECASE,
 )
 _NEAR = 700
@@ -59,7 +59,10 @@ _LOADS = re.compile(
     r"\bin (?:convert|_apply|_load\w*|load_\w+|create_weights|initialize_model|from_pretrained|set_module_tensor_to_device|"
     r"_materialize\w*|caching_allocator_warmup|restore_location|_cuda_deserialize|persistent_load|"
     r"_legacy_load)\b|torch\.load\(|param_applied = fn\(|return t\.to\(\s?device|\.load_state_dict\(|"
-    r"_configure_distributed_model|_move_model_to_device|\w*(?:model|module|net|pipe|pipeline)\w*\.(?:to|cuda)\(|from_pretrained\(|from_preset\(|nn\.Module\.(?:cuda|to)\(|\.safetensors\b|load_checkpoint_(?:in|and)",
+    r"_configure_distributed_model|_move_model_to_device|\w*(?:model|module|net|pipe|pipeline)\w*\.(?:to|cuda)\(|"
+    r"from_pretrained\(|from_preset\(|"
+    r"\b(?:does(?:n't| not)|can(?:not|'t)|fails? to) load\b|\bself\.init_\w*map\(|\bmodel\.init\(|"
+    r"nn\.Module\.(?:cuda|to)\(|\.safetensors\b|load_checkpoint_(?:in|and)",
 )
 _FRAME, _NAME, _WORD = 8, 3, 2
 
@@ -138,5 +141,6 @@ def loads_weights(text: str) -> bool:
     """True where the last frames before the message bring weights to the device."""
     ends = [match.start() for match in _END.finditer(text)]
     near = text[max(0, ends[-1] - _NEAR) : ends[-1]] if ends else ""
-    frames = near.rsplit("Traceback", 1)[-1].splitlines()[-8:]
+    last = text[ends[-1] :].partition("Traceback (most recent call last)")[2] if ends else ""
+    frames = last.splitlines()[:8] or near.rsplit("Traceback", 1)[-1].splitlines()[-8:]  # a log may tell the end first
     return any(_LOADS.search(line) is not None for line in frames)

@@ -309,7 +309,7 @@ def driver_refused(case: Case) -> Cause | None:
     )
 
 
-LARGE_WEIGHT = 2**31
+LARGE_WEIGHT = 2**29
 """Bytes of a weight that hardly any layer is meant to have."""
 
 

@@ -96,7 +96,8 @@ _WHOSE = (
     ("tensorflow", re.compile(r"tensorflow|\bkeras\b|\btf\.", re.IGNORECASE)),
     ("python", re.compile(
         r"\bMemory ?Errors?\b[\s\S]*(?:pandas|\bpd\.|numpy|\bnp\.|python)|"
-        r"(?:pandas|\bpd\.|numpy|\bnp\.|python)[\s\S]*\bMemory ?Errors?\b", re.IGNORECASE)),
+        r"(?:pandas|\bpd\.|numpy|\bnp\.|python)[\s\S]*\bMemory ?Errors?\b|\bMemory ?Errors?\b[\s\S]*(?:\bpickl|\bjoblib|\.npy\b)",
+        re.IGNORECASE)),
 )  # fmt: skip
 """Who failed, where the story names a framework whose advice differs."""
 

@@ -197,11 +197,12 @@ def less_in_ram(case: Case) -> Iterator[Remedy]:
     """A process that holds too much of the host."""
     if not case.may_be_python or case.on_torch or case.failure.process == "DataLoader worker":
         return
-    if not case.watched and not case.has_line:
+    data_first = case.has_line or (case.names_data and case.need is None)
+    if not case.watched and not data_first:
         yield _who_grows()
     mib = min(2**31, (case.host_room or 2**32) // 2) // 2**20
     if mib and case.library is None and (case.spec is None or case.spec.bytes < 2**26):
         text = "   # text: for line in file, not file.read()" if case.has_line else ""
         yield remedy("less_in_ram", mib=mib, text=text)
-    if not case.watched and case.has_line:
+    if not case.watched and data_first:
         yield _who_grows()

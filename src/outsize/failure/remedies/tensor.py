@@ -30,6 +30,12 @@ def keep_sparse(case: Case) -> Iterator[Remedy]:
         yield remedy("keep_sparse", case.need)
 
 
+def open_grid(case: Case) -> Iterator[Remedy]:
+    """Every point of a grid is written out, though each coordinate depends on one axis."""
+    if case.writes_grid and case.on_host and len(case.failure.shape or ()) > 1:
+        yield remedy("open_grid", case.need)
+
+
 def smaller_tensor(case: Case) -> Iterator[Remedy]:
     """What the shape itself allows, to the byte."""
     spec = case.spec
