@@ -1,5 +1,6 @@
 """A tree that is read again and again: cheaply, and with the same numbers as one that is read in full."""
 
+import gc
 import mmap
 import os
 import subprocess
@@ -88,6 +89,7 @@ def test_a_long_watch_does_not_take_its_own_samples_for_growth():
     sampler, history = Sampler(os.getpid(), 0.0), History()
     for _ in range(20):
         sampler.read()
+    gc.collect()
     before = sys.getallocatedblocks()
     for _ in range(400):
         history.add(sampler.read())

@@ -27,6 +27,13 @@ SLEEP = "sleep 60 & "
 HIDE_PROC = "mount -t proc -o hidepid=2 proc /proc && "
 
 
+def read_only(*folders):
+    """Folders that nobody may write, with what lies in them: this project may be there."""
+    real = sorted({os.path.realpath(folder) for folder in folders if os.path.isdir(folder)})
+    mounts = [f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}" for folder in real]
+    return " && ".join((*mounts, "cd /proc && "))
+
+
 def enter(script, namespaces="-m -p -f --mount-proc --kill-child", seconds=300):
     """Run a script in namespaces of its own, from a folder that everybody may read."""
     return subprocess.run(
@@ -150,9 +157,7 @@ def test_without_proc_a_process_is_refused_a_machine_is_summed_up_and_a_program_
 
 
 def test_a_program_is_watched_from_outside_where_no_temporary_file_can_be_written():
-    closed = (
-        "for folder in /tmp /var/tmp /usr/tmp; do mount -t tmpfs -o ro none $folder 2>/dev/null; done; cd /proc && "
-    )
+    closed = read_only("/tmp", "/var/tmp", "/usr/tmp")
     done = enter(f"{closed} unset TMPDIR TEMP TMP; {NOBODY} {WATCH} -- sh -c 'echo ran; sleep 1; exit 3'")
     assert sentences(done) == [
         "outsize: no folder for temporary files can be written (TMPDIR): the program is watched from outside only"
@@ -173,8 +178,8 @@ def test_streams_that_are_closed_end_nothing(closed):
 
 
 def test_a_watch_inside_a_program_that_may_write_nowhere():
-    closed = "for folder in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o ro none $folder; done; cd /proc && "
     code = "import outsize, time\nwith outsize.watch() as w: time.sleep(1)\nprint(len(w.readings) > 2, w.notes)"
+    closed = read_only("/tmp", "/var/tmp", "/dev/shm")
     done = enter(f'{closed} unset XDG_RUNTIME_DIR; export HOME=/nonexistent; {NOBODY} {sys.executable} -c "{code}"')
     assert (done.stdout, done.stderr) == ("True ()\n", "")
 

@@ -101,6 +101,7 @@ class Watch:
         self._publish = Paced(self._publish_now, every=1.0, share=0.0005)
         self._stop.clear()
         self._sample()
+        self._find_steps()  # where optimizers are there already, none of their steps is missed
         self._thread = threading.Thread(target=self._run, name="outsize watch", daemon=True)
         self._thread.start()
         return self
