@@ -174,6 +174,43 @@ BufferAssignment stats:
             "work through the picture in tiles",
         ),
         (
+            "CUDA out of memory. Tried to allocate 60.00 MiB (GPU 0; 2.00 GiB total capacity; 1.50 GiB already allocated; "
+            "0 bytes free; 1.70 GiB reserved in total by PyTorch)",
+            "true need",
+            "less at once",
+        ),
+        (
+            "XLA:TPU compile permanent error. Ran out of memory in memory space vmem. Used 40.00M of 16.00M vmem. Exceeded vmem "
+            "capacity by 24.00M",
+            "request larger than the limit",
+            "smaller blocks in that kernel",
+        ),
+        ("DataLoader worker (pid xxx) is killed by signal, is this a memory problem?", "killed", "fewer workers"),
+        (
+            "rocm_driver.cc:600] failed to allocate 2.00G (2147483648 bytes) from device: HIP_ERROR_OutOfMemory",
+            "preallocation",
+            "let TensorFlow",
+        ),
+        (
+            "ComfyUI, KSampler: CUDA out of memory. Tried to allocate 300.00 GiB. GPU 0 has a total capacity of 16.00 GiB of "
+            "which 7.00 GiB is free. Of the allocated memory 8.00 GiB is allocated by PyTorch, and 20.00 MiB is reserved by "
+            "PyTorch but unallocated.",
+            "request larger than the device",
+            "a smaller picture",
+        ),
+        (
+            '  File "train.py", line 9, in main\n    data = Data(torch.FloatTensor(features),\nRuntimeError: [enforce fail at '
+            "CPUAllocator.cpp:73] data. DefaultCPUAllocator: not enough memory: you tried to allocate 300000000000 bytes.",
+            "true need",
+            "the data on disk",
+        ),
+        (
+            "In training the memory allocation grows until DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+            "34359738368 bytes.",
+            "leak",
+            "find what grows",
+        ),
+        (
             "object_detection: OOM when allocating tensor with shape[300,17,17,1088] and type float on "
             "/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc",
             "true need",

@@ -126,7 +126,7 @@ class Case(Shown):
         total, used = self.failure.total_bytes, self.failure.allocated_bytes or 0
         if self.slack is None or total is None:
             return False
-        return self.slack < (0.12 if used > 0.85 * total else 0.08) * total
+        return self.slack < max(2**28, (0.12 if used > 0.85 * total else 0.08) * total)
 
     @cached_property
     def pictures(self) -> tuple[int, int, int] | None:

@@ -40,6 +40,10 @@ class Shown:
     """True where the traceback goes through pandas."""
     loads_shards = _shown(signs.SHARDS)
     """True where the weights of a model were being read into RAM."""
+    says_rising = _shown(signs.RISES)
+    """True where the text says that memory rises."""
+    makes_tensor = _shown(signs.MAKES_TENSOR)
+    """True where one tensor in RAM was made of all that was read."""
     writes_grid = _shown(signs.GRIDS)
     """True where every point of a grid was being written out."""
     names_data = _shown(signs.DATA)

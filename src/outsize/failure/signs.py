@@ -119,6 +119,12 @@ GROWS = re.compile(
     r"climb|ris)(?:e[sn]?|ing|s|n)?\b",
     re.IGNORECASE,
 )
+RISES = re.compile(
+    r"\b(?:memory|RAM|RSS)\b(?: (?:usage|use|allocation|consumption|footprint))?"
+    r"(?: (?:\w{1,12}ly|keeps?|is|was|just|always)){0,2} (?:grow|increas|climb|ris)(?:e[sn]?|ing|s)?\b",
+    re.IGNORECASE,
+)
+"""Memory that is said to rise."""
 _AMOUNT = r"(?P<number{way}>[0-9]{{1,5}}(?:\.[0-9]{{1,3}})?) ?(?P<unit{way}>[GT])i?B?\b"
 FREE = re.compile(
     _AMOUNT.format(way="a")
@@ -188,6 +194,12 @@ TORCH = re.compile(
     r"torch|RuntimeError: CUDA|\bCUDA out of memory|\bloss\w* ?\+= ?\w*loss\b|\byolov?[3-9]|\.backward\(", re.IGNORECASE
 )
 """What shows that PyTorch computes, where the message does not say who does."""
+BESIDE_CORE = re.compile(r"memory space (?:vmem|smem|cmem)\b|[Ee]xceeded (?:scoped )?(?:vmem|smem|cmem)\b")
+"""Memory of one core of a TPU, not its HBM."""
+MAKES_TENSOR = re.compile(
+    r"torch\.(?:\w*Tensor|tensor|as_tensor|from_numpy)\([^\n]*(?:\n[^\n]*){0,2}\n?[^\n]*(?:enforce fail|DefaultCPUAllocator)"
+)
+"""A line, just before the message, that makes one tensor of what was read."""
 GRIDS = re.compile(r"\bmeshgrid\b|\bmgrid\b|np\.indices\(")
 """Functions that write out every point of a grid."""
 DATA = re.compile(

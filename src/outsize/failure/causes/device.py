@@ -7,7 +7,7 @@ import re
 from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import CONTEXT, SMALL, Case, make_cause
-from outsize.failure.signs import JAX, KEPT_AFTER
+from outsize.failure.signs import BESIDE_CORE, JAX, KEPT_AFTER
 from outsize.failure.work import Work
 
 _COMPUTES = re.compile(
@@ -338,6 +338,12 @@ def tpu(case: Case) -> Cause | None:
     used = used if used is None or sparse is None else used + sparse
     if case.failure.framework != "jax" or used is None or limit is None or used <= limit:
         return None
+    if BESIDE_CORE.search(case.text) is not None:
+        return make_cause(
+            CauseName.LARGER_THAN_LIMIT,
+            f"A kernel needs {said(used)} of the {said(limit)} that stand beside one core of a TPU (vmem, smem). HBM is not what "
+            "is short: a smaller batch helps only where it makes the kernel's blocks smaller.",
+        )
     return make_cause(
         CauseName.TRUE_NEED,
         f"The compiled program needs {said(used)} of {said(limit)}: {said(used - limit)} too much, before a step "

@@ -275,7 +275,8 @@ def grown(case: Case) -> Cause | None:
     told = case.format == "all-used" or (case.format == "told" and case.place == "cpu")
     if killed and case.in_frames and MULTIPLIES.search(case.text) is not None:  # few rows that became many
         return None
-    if case.grows and (told or (killed and case.rise is None and RAM.search(case.text))):
+    torch = case.failure.framework == "pytorch" and case.on_host and case.says_rising
+    if torch or (case.grows and (told or (killed and case.rise is None and RAM.search(case.text)))):
         return make_cause(
             CauseName.LEAK,
             "Its memory is said to rise until none is left: something is kept that should go, call after call.",

@@ -235,7 +235,7 @@ def train_smaller(case: Case) -> Iterator[Remedy]:
     missing = max(0, (case.gap or 0) - (case.slack or 0)) or None
     halved = case.need // 2 if case.need is not None and case.need >= 2**28 else None
     halved = halved if halved is not None and halved >= (missing or 0) and not case.programs else None
-    halved = None if case.one_at_a_time else halved
+    halved = None if case.one_at_a_time or (case.on_host and case.says_rising) else halved
     if case.work is Work.EVALUATES:
         yield remedy("evaluate_less_at_once", halved or (None if case.programs else case.gap))
         halved = None  # what follows is for training

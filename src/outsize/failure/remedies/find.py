@@ -33,8 +33,8 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
         tensor.fewer_at_once, tensor.less_in_one_step, tensor.smaller_tensor, device.train_smaller, device.shorter_requests,
     ),
     CauseName.LARGER_THAN_MACHINE: (
-        tensor.keep_sparse, tensor.open_grid, tensor.fewer_pictures, tensor.pairs_in_blocks, tensor.smaller_input,
-        tensor.smaller_tensor, device.train_smaller, host.less_in_ram,
+        tensor.keep_sparse, host.data_by_batches, tensor.open_grid, tensor.fewer_pictures, tensor.pairs_in_blocks,
+        tensor.smaller_input, tensor.smaller_tensor, device.train_smaller, host.less_in_ram,
     ),
     CauseName.LARGER_THAN_LIMIT: (
         tensor.smaller_tensor, device.raise_fraction, host.raise_limit, device.train_smaller,
@@ -60,14 +60,15 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
         host.see_whether_it_was_memory, host.less_in_ram,
     ),
     CauseName.LEAK: (
-        device.keep_no_graphs, device.less_at_once, device.train_smaller, host.stop_growing, host.less_in_ram,
+        device.keep_no_graphs, device.less_at_once, host.stop_growing, device.train_smaller, host.less_in_ram,
     ),
     CauseName.ALREADY_FULL: (
         tensor.keep_sparse, tensor.fewer_pictures, host.larger_page_file, host.see_what_fills_ram,
         device.train_smaller, host.less_in_ram,
     ),
     CauseName.TRUE_NEED: (
-        tensor.keep_sparse, tensor.open_grid, tensor.fewer_pictures, host.in_frames, tensor.pairs_in_blocks, tensor.was_it_meant,
+        tensor.keep_sparse, host.data_by_batches, tensor.open_grid, tensor.fewer_pictures,
+        host.in_frames, tensor.pairs_in_blocks, tensor.was_it_meant,
         tensor.smaller_input,
         host.larger_page_file, device.see_which_of_two,
         tensor.smaller_tensor, device.train_smaller, device.expandable, device.shorter_requests, host.less_in_ram,

@@ -54,6 +54,12 @@ def raise_limit(case: Case) -> Iterator[Remedy]:
     yield make_remedy(name, gives, how, "memory that others on the machine then do not have")
 
 
+def data_by_batches(case: Case) -> Iterator[Remedy]:
+    """One tensor that holds all the data, in RAM: no batch of training makes it smaller."""
+    if case.makes_tensor and case.on_host and (case.need or 0) >= 2**30:
+        yield remedy("data_by_batches", case.need)
+
+
 def see_which_limit(case: Case) -> Iterator[Remedy]:
     """The text itself says that memory is free."""
     if case.told_enough and case.on_host and not case.on_windows:
@@ -139,7 +145,8 @@ def who_sent_it(case: Case) -> Iterator[Remedy]:
 def stop_growing(case: Case) -> Iterator[Remedy]:
     """RAM that a log shows rising."""
     in_ram = case.place == "cpu" or case.failure.extra.get("signal") == "Killed"
-    if not (case.rise or (case.grows and case.failure.framework == "unknown")) or not in_ram or case.watched:
+    told = case.failure.framework == "unknown" or (case.failure.framework == "pytorch" and case.on_host)
+    if not (case.rise or (told and (case.grows or case.says_rising))) or not in_ram or case.watched:
         return
     how = "fewer workers, smaller shuffle and prefetch buffers, queues with a length"
     if case.may_be_python:

@@ -56,7 +56,7 @@ def smaller_tensor(case: Case) -> Iterator[Remedy]:
 def fewer_at_once(case: Case) -> Iterator[Remedy]:
     """One request of several times the device, whose shape nobody names: half of it would not do."""
     room = case.failure.total_bytes or case.failure.limit_bytes
-    if case.spec is not None or not case.need or not room or case.need < 4 * room:
+    if case.spec is not None or not case.need or not room or case.need < 4 * room or case.work is Work.PAINTS:
         return
     parts = -(-case.need // max(1, room // 2))
     yield remedy("fewer_at_once", case.need - case.need // parts, need=said(case.need), parts=parts)
