@@ -129,7 +129,8 @@ def test_a_command_that_ran_it_is_not_called_the_victim(tmp_path):
 
 
 def test_what_it_had_asked_for_is_the_need_and_the_limit_to_set_covers_it(tmp_path):
-    why, done = run(tmp_path, "note()\nnp.ones(2**27)", 300)
+    fill = "for part in np.split(np.empty(2**27), 128):\n    part[:] = 1\n    time.sleep(0.02)"
+    why, done = run(tmp_path, f"note()\n{fill}", 300)
     assert why["failure"]["extra"]["asked_bytes"] >= 1024 * MiB
     assert why["failure"]["pid"] == int((tmp_path / "victim").read_text())
     assert advised(why) >= 1024
