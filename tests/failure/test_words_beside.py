@@ -211,6 +211,49 @@ BufferAssignment stats:
             "find what grows",
         ),
         (
+            "CUDA out of memory. Tried to allocate 64.00 MiB (GPU 0; 4.00 GiB total capacity; 700.00 MiB already allocated; "
+            "120.00 MiB free; 740.00 MiB reserved in total by PyTorch)",
+            "other process",
+            "end what else is on the card",
+        ),
+        (
+            "OOM when allocating tensor with shape[7,7,512,4096] even though a batch is only one picture",
+            "true need",
+            "a smaller model",
+        ),
+        (
+            "jax: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 2147483648 bytes. It is a machine without GPU.",
+            "true need",
+            "less at once",
+        ),
+        (
+            "bash train.sh\njaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 20000000000 bytes",
+            "true need",
+            "a smaller batch, accumulated",
+        ),
+        (
+            "Loading word embeddings of glove.txt, def load_dataset(id)\nTraceback (most recent call last):\n"
+            '  File "vocabulary.py", line 2, in <module>\nMemoryError',
+            "true need",
+            "vectors of the words that occur only",
+        ),
+        (
+            '  File "cli.py", line 50, in load_model\n    model.to("mps")\nRuntimeError: MPS backend ran out of memory',
+            "true need",
+            "a smaller model, in 16 bits",
+        ),
+        (
+            "ogbn-products: DefaultCPUAllocator: can't allocate memory: you tried to allocate 64424509440 bytes. It requires "
+            "about 60GB memory.",
+            "true need",
+            "a part of the graph at a time",
+        ),
+        (
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 400000800000400 bytes.",
+            "broadcast explosion",
+            "give both operands the same shape",
+        ),
+        (
             "object_detection: OOM when allocating tensor with shape[300,17,17,1088] and type float on "
             "/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc",
             "true need",

@@ -104,7 +104,8 @@ class Case(Shown):
         shape: bytes that are exactly one number for every pair of so many things show it too."""
         if self.failure.shape is not None:
             return pair_of_long_axes(self.failure.shape)
-        need = self.need if self.failure.framework == "jax" else None
+        exact = self.failure.framework == "jax" or (self.failure.framework == "pytorch" and self.on_host)
+        need = self.need if exact else None
         for width in (4, 8, 2) if need else ():
             side = math.isqrt((need or 0) // width)
             if side * side * width == need and side >= 10_000 and side & (side - 1):
@@ -142,7 +143,8 @@ class Case(Shown):
     def told_ram(self) -> int | None:
         """Bytes of RAM that the text says the machine has."""
         for match in signs.MACHINE_RAM.finditer(self.text):
-            if signs.OF_A_CARD.search(self.text[max(0, match.start() - 40) : match.start()]) is None:
+            before = self.text[max(0, match.start() - 40) : match.start()]
+            if signs.OF_A_CARD.search(before) is None and signs.WANTED.search(before) is None:
                 number, unit = match["number"] or match["number2"], match["unit"] or match["unit2"]
                 return int(float(number) * (1 << {"g": 30, "t": 40}[unit.lower()])) or None
         return None
@@ -202,15 +204,16 @@ class Case(Shown):
             return None
         held = self.held or 0
         total = self.failure.total_bytes or (held + free if held and self.failure.framework == "paddle" else 0)
+        crowded = bool(total) and (self.others or 0) > total // 4  # others have much of it
         full = (
             free < SMALL
             or (held > 0.9 * total > 0 and free < total // 50)
-            or (held > total // 2 > 0 and free < total // 32)
+            or ((held > total // 2 > 0 or crowded) and free < total // 32)
         )
         last = (
             self.on_device
             and full
-            and need <= free < need + max(SMALL // 4, total // (32 if held > total // 2 else 200))
+            and need <= free < need + max(SMALL // 4, total // (32 if held > total // 2 or crowded else 200))
         )
         return need if last else max(0, need - free)
 
@@ -377,7 +380,8 @@ class Case(Shown):
         if self.failure.device is not None:
             return self.failure.device == "cpu"
         if self.failure.framework == "jax":  # names no device; where there is no GPU it was RAM
-            return self.reading is not None and not self.reading.devices
+            none = self.reading is not None and not self.reading.devices
+            return none or (self.reading is None and signs.WITHOUT_GPU.search(self.text) is not None)
         return self.framework.host or self.format == "errno12"
 
     @property
@@ -459,7 +463,10 @@ class Case(Shown):
     def makes_weights(self) -> bool:
         """True where the tensor of a graph is a weight, or an optimizer's: no batch makes it smaller."""
         shape = self.failure.shape or ()
-        layer = len(shape) == 2 and min(shape) >= 512 and self.one_at_a_time  # no batch of one makes a matrix
+        kernel = len(shape) == 4 and shape[0] == shape[1] <= 11 and min(shape[2:]) >= 64  # height, width, from, to
+        layer = kernel or (
+            len(shape) == 2 and min(shape) >= 512 and self.one_at_a_time
+        )  # no batch of one makes a matrix
         return self.in_graph and (layer or signs.WEIGHTS.search(self.text) is not None)
 
     @cached_property

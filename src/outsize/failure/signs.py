@@ -81,6 +81,7 @@ POOL_OF_JAVA = re.compile(
 IN_A_POD = re.compile(r"kubepods|kubelet|\bkubectl\b|kubernetes", re.IGNORECASE)
 """A container of Kubernetes, whose limit is not Docker's to raise."""
 ONE = re.compile(
+    r"\bbatch\b[^\n.]{0,12}\b(?:only|just) one\b|"
     r"batch[-_ ]?size(?:_per_gpu)?[\"']?(?: is)?(?: set)?(?: to)?(?: even| as low as| only| just| "
     r"of)?\s*[=:]?\s*(?:1\b(?!\.[0-9])|one\b)|batch[-_ ]?size[^\n]{0,20}\[1\]|samples_per_gpu\W{1,3}1\b",
     re.IGNORECASE,
@@ -153,6 +154,8 @@ MACHINE_RAM = re.compile(
 """Somebody who says how much RAM the machine has."""
 OF_A_CARD = re.compile(r"(?:GPU|VRAM|card|RTX|GTX|Tesla|nvidia|[AVHP]100|graphics)[^\n.,]{0,30}\Z", re.IGNORECASE)
 """What stands before memory that is a card's."""
+WANTED = re.compile(r"\b(?:need|requir|necessary|recommend|at least|takes?\b)\w*[^\n.,]{0,24}\Z", re.IGNORECASE)
+"""What stands before memory that a program wants, not the machine has."""
 NO_CONTAINER = re.compile(
     r"(?:not|n't|without|never|no|n't use|not using)\W{1,3}(?:\w+\W{1,3}){0,2}(?:docker|a container|containers)\b|没有使用docker",
     re.IGNORECASE,
@@ -185,6 +188,10 @@ NO_CARD = re.compile(
     re.IGNORECASE,
 )
 """A user who says that no card is used."""
+WITHOUT_GPU = re.compile(
+    r"\b(?:without|no|not using) (?:an? |any |the )?GPUs?\b|\bonly on (?:the )?(?:RAM|CPU)", re.IGNORECASE
+)
+"""A user who says that there is no GPU."""
 MAC = re.compile(
     r"libc\+\+abi|Abort trap: 6|\bmac ?OS\b|MacBook|\bDarwin\b|\bOS ?X\b|\.dylib|/Users/\w|\bM[1-4] (?:Pro|Max|Ultra)\b|Killed: 9"
 )

@@ -323,6 +323,13 @@ def weights_refused(case: Case) -> Cause | None:
             f"One weight alone takes {said(case.need)}; its gradient and the optimizer's copies take as much each. No batch "
             "makes it smaller: the layer has too many inputs or outputs.",
         )
+    if case.one_at_a_time:
+        return make_cause(
+            CauseName.TRUE_NEED,
+            "The tensor is a weight, or an optimizer's copy of one, and the batch is as small as it gets: the model, with what "
+            "its optimizer keeps beside each weight, is too large for the card, unless another process holds part of it.",
+            decide=case.who_holds,
+        )
     return make_cause(
         CauseName.OTHER_PROCESS,
         "The tensor is a weight, or an optimizer's copy of one, so the batch hardly matters: another process holds the card, or "
