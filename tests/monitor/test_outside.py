@@ -186,16 +186,16 @@ def recording(count=60, limit=4000 * MiB, rate=50 * MiB, name="python"):
 
 
 def test_the_screen_fits_eighty_columns_without_colour():
-    text = render(recording(), 80, "RAM", False, color=False)
+    text = render(recording(90), 80, "RAM", False, color=False)
     assert max(map(len, text.splitlines())) <= 80 and "\x1b" not in text
     low, high = map(int, re.search(r"full in (\d+) to (\d+) s at this rate", text).groups())
-    assert low <= 48.5 <= high and high - low < 12
-    assert "container 1.54 GiB of 3.91 GiB (39%)" in text and "NVIDIA H200" in text and "50% busy" in text
+    assert low <= 33.5 <= high and high - low < 12
+    assert "container 2.27 GiB of 3.91 GiB (58%)" in text and "NVIDIA H200" in text and "50% busy" in text
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
 def test_lines_of_the_screen_end_between_two_facts(columns):
-    made = recording(rate=40 * MiB)
+    made = recording(120, rate=40 * MiB)
     last = dataclasses.replace(
         made.samples[-1],
         allocators=(

@@ -40,7 +40,7 @@ _NO_BETTER, _BY_STEP = 0.02, 0.1
 """Relative error that a forecast has even where its trials had none: always, and by the part of its length that one step has."""
 _BEND, _UNEVEN = 0.15, 0.3
 """How much of the difference between line and curve, and of the unevenness of the rises, is taken as error."""
-_USUAL = 0.6
+_USUAL = 0.75
 """Part of the summed-up errors that is said: they are cautious, each alone."""
 _FURTHEST = 20
 """Lengths of the run: what is further away than this is taken as that far."""
@@ -50,8 +50,8 @@ _REACH = 3
 """A limit is spoken of where the way to it is at most this many times what has been risen already."""
 _WITH_THE_MEAN = 0.1
 """Part of the rise of the highs that the means must show: else only chance makes a new high."""
-_MOMENT = 0.125
-"""Part of the run that is a moment."""
+_BEFORE = (0.125, 0.35)
+"""Parts of the run after which the same must have been known."""
 _KNOWN = 0.2
 """A time is known where half of its range is at most this part of its middle."""
 
@@ -72,15 +72,16 @@ class Outlook(NamedTuple):
 def look_ahead(limit: int, held: Sequence[tuple[float, int]]) -> Outlook | None:
     """When a series of (seconds, bytes) reaches a limit; None where it does not grow, or has not grown for long enough to say.
 
-    What is known must have been so a moment ago: else the range takes in what would have been said then."""
+    What is known must have been so a moment ago, and some time ago: else the range takes in what would have been said then."""
     now = _look(limit, held)
-    if now is None or not now.is_known:
-        return now
-    end = held[-1][0]
-    moment = end - _MOMENT * (end - held[0][0])
-    before = _look(limit, held[: bisect.bisect_right(held, moment, key=lambda point: point[0])])
-    said = 2 * now.middle if before is None else max(0.0, before.middle - (end - moment))
-    return Outlook(min(now.earliest, said), now.middle, max(now.latest, said))
+    for part in _BEFORE:
+        if now is None or not now.is_known:
+            break
+        ago = part * (held[-1][0] - held[0][0])
+        before = _look(limit, held[: bisect.bisect_right(held, held[-1][0] - ago, key=lambda point: point[0])])
+        said = 2 * now.middle if before is None else max(0.0, before.middle - ago)
+        now = Outlook(min(now.earliest, said), now.middle, max(now.latest, said))
+    return now
 
 
 def _look(limit: int, held: Sequence[tuple[float, int]]) -> Outlook | None:
