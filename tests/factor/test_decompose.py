@@ -245,6 +245,8 @@ def test_two_modes_that_do_not_shrink_together_do_so_one_after_another() -> None
         plan = outsize.decompose(np.ascontiguousarray(x), "tucker", 1e-3, device="fake", budget="32MiB", dry_run=True)
     assert true_error(made, x) <= made.error <= 1e-3
     assert plan.fits and made.facts.plan.fits
+    tried = [step.name.partition(":")[0] for step in made.facts.plan.steps if step.name.startswith("projection")]
+    assert tried[0] == "projection of axes 2 and 1" and "projection of axis 2" in tried[1:]
 
 
 @pytest.mark.parametrize("method", ["tucker", "tt", "svd"])
