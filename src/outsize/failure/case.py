@@ -19,12 +19,9 @@ from outsize.core.memory import Limit, Reading
 from outsize.core.noun import Known
 from outsize.core.spec import Spec
 from outsize.failure import signs
-from outsize.failure.advice import BITWISE, Framework
-from outsize.failure.framework import ALLOCATOR_SETTINGS, framework, list_variables
-from outsize.failure.message.clean import clean
-from outsize.failure.program import Program, managers_of, places_of, programs_of
-from outsize.failure.shown import Shown
-from outsize.failure.work import Work
+from outsize.failure.advice import BITWISE
+from outsize.failure.framework import list_variables
+from outsize.failure.scene import Scene
 
 CONTEXT = 3 * 2**29
 """Bytes that a CUDA context, its libraries and a desktop may hold beside an allocator before we speak of another process."""
@@ -44,7 +41,7 @@ DMESG = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case(Shown):
+class Case(Scene):
     """A failure with everything that is known around it."""
 
     failure: Failure
@@ -68,18 +65,6 @@ class Case(Shown):
         """A further byte count of the message that can be true."""
         value = self.failure.extra.get(name)
         return value if isinstance(value, int) and value < 2**57 else None
-
-    @cached_property
-    def format(self) -> str:
-        """Which wording it was; the driver's bare words are those of pinned RAM where weights or an optimizer's "
-        "state go there."""
-        said = str(self.failure.extra.get("format", ""))
-        return "pinned" if said == "cuda-bare" and signs.OFFLOADS.search(self.text) is not None else said
-
-    @property
-    def framework(self) -> Framework:
-        """What is known of who failed."""
-        return framework(self.failure.framework)
 
     @cached_property
     def spec(self) -> Spec | None:
@@ -224,23 +209,6 @@ class Case(Shown):
         return self.need is not None and free is not None and self.need >= 2**30 and 0.95 * free < self.need <= free
 
     @cached_property
-    def tool(self) -> str:
-        """The command that lists who is on the device."""
-        place = (self.failure.device or "").partition(":")[0]
-        return _TOOLS.get(place, "nvidia-smi")
-
-    @property
-    def who_holds(self) -> str:
-        """What decides whether others hold the device."""
-        return f"`{self.tool}` on that machine, or `outsize memory`: who holds the card"
-
-    @cached_property
-    def torch_module(self) -> str:
-        """Where PyTorch keeps what belongs to the device; a HIP device is `torch.cuda` there."""
-        place = (self.failure.device or "").partition(":")[0]
-        return f"torch.{place}" if place in ("xpu", "npu") else "torch.cuda"
-
-    @cached_property
     def passes_limit(self) -> bool:
         """True where what is held and what was asked for pass the limit that the message states, as exactly as it prints
         them."""
@@ -306,19 +274,6 @@ class Case(Shown):
         return tuple(sorted(listed, key=lambda row: -row[1]))
 
     @cached_property
-    def expandable(self) -> bool:
-        """True where expandable segments were already on."""
-        spoken = any("expandable_segments:true" in self.settings.get(name, "").lower() for name in ALLOCATOR_SETTINGS)
-        return spoken or signs.EXPANDABLE.search(clean(self.text).views[0]) is not None
-
-    def setting(self, name: str) -> str | None:
-        """The value of an environment variable, where it is known or the text shows that it was set."""
-        if not name or name in self.settings:
-            return self.settings.get(name)
-        shown = re.search(rf"(?<!Use )(?<!setting )(?<!setting `){name}[\"']?\]? ?[=:] ?[\"']?([\w.:]+)", self.text)
-        return None if shown is None else shown.group(1)
-
-    @cached_property
     def biting(self) -> Limit | None:
         """The limit of this machine that the request meets first, below what RAM itself has left; where the size of the
         request is not known, a `ulimit` that is as good as taken."""
@@ -374,36 +329,6 @@ class Case(Shown):
         total = self.failure.total_bytes or 0
         return total - self.reach if self.reach and 2 * self.reach < total and self.on_torch_gpu else 0
 
-    @property
-    def on_host(self) -> bool:
-        """True where RAM ran out, not a device's memory."""
-        if self.failure.device is not None:
-            return self.failure.device == "cpu"
-        if self.failure.framework == "jax":  # names no device; where there is no GPU it was RAM
-            none = self.reading is not None and not self.reading.devices
-            return none or (self.reading is None and signs.WITHOUT_GPU.search(self.text) is not None)
-        return self.framework.host or self.format == "errno12"
-
-    @property
-    def on_device(self) -> bool:
-        """True where a device's memory ran out, as far as is known."""
-        return not self.on_host and (self.failure.device is not None or self.framework.accelerated)
-
-    @cached_property
-    def programs(self) -> tuple[Program, ...]:
-        """Whose program it was, as the text shows; a process that is known by name shows it too."""
-        return programs_of(f"{self.text}\n{self.failure.process or ''}", self.failure.framework)
-
-    @cached_property
-    def managers(self) -> tuple[Program, ...]:
-        """What started it, where that asks for memory on its behalf."""
-        return managers_of(self.text)
-
-    @cached_property
-    def places(self) -> tuple[Program, ...]:
-        """Where it ran, as the text shows."""
-        return places_of(self.text)
-
     @cached_property
     def multiplies(self) -> bool:
         """True where the rows of a table were multiplied: by a function that does it, or as little became much."""
@@ -411,30 +336,6 @@ class Case(Shown):
         if not self.on_host or shape is None or max(shape, default=0) < _MANY_ROWS:
             return False
         return any(sign.search(self.text) is not None for sign in (signs.MULTIPLIES, signs.LITTLE))
-
-    @property
-    def shows_torch(self) -> bool:
-        """True where PyTorch computes on a card, as the message or the words around it show."""
-        told = self.failure.framework == "unknown" and self.place == "cuda"
-        return self.on_torch_gpu or (told and signs.TORCH.search(self.text) is not None)
-
-    @property
-    def place(self) -> str:
-        """Kind of device whose memory ran out, `cpu` for RAM."""
-        ended = self.failure.extra.get("signal") == "Killed"  # the kernel ends nothing for a card that is full
-        kind = (self.failure.device or "").partition(":")[0] or ("cpu" if self.on_host or ended else "")
-        used = (
-            self.format in ("told", "said", "said-otherwise", "contiguous")
-            and self.work is not Work.UNKNOWN
-            and signs.RAM.search(self.text) is None
-            and signs.NO_CARD.search(self.text) is None
-        )
-        return kind or ("cuda" if self.on_device or used or self.names_card else "cpu")
-
-    @cached_property
-    def on_windows(self) -> bool:
-        """True where the text shows that it happened on Windows."""
-        return self.failure.framework == "windows" or signs.WINDOWS.search(self.text) is not None
 
     @cached_property
     def makes_dense(self) -> bool:
@@ -447,17 +348,6 @@ class Case(Shown):
         small = [size for _, size in self.strangers if size < CONTEXT]
         alike = len(small) >= 2 and max(small) - min(small) <= 0.1 * max(small)
         return len(small) if alike and re.search(r"\brank ?[0-9]|\[rank[0-9]|torchrun|local_rank", self.text) else 0
-
-    @property
-    def may_be_python(self) -> bool:
-        """False where the program is known not to be Python's, or not on Linux, so that nothing of Outsize can run it."""
-        name = (self.failure.process or "python").lower()
-        if self.on_windows or self.in_image_build or signs.OTHER_TOOLS.search(self.text) is not None:
-            return False
-        shown = self.failure.process is not None or self.reading is not None or self.library is not None or self.watched
-        if self.failure.framework in signs.ANY_LANGUAGE and not shown and signs.PYTHON.search(self.text) is None:
-            return False
-        return self.framework.python and any(word in name for word in ("python", "ray::", "jupyter", "pt_", "torchrun"))
 
     @cached_property
     def makes_weights(self) -> bool:
@@ -473,36 +363,6 @@ class Case(Shown):
     def weights_of_graph(self) -> int | None:
         """Bytes of a weight that did not fit; 0 where it is none."""
         return self.need if self.makes_weights else 0
-
-    @property
-    def in_graph(self) -> bool:
-        """True where the tensor is one of a graph: what the user cuts is the batch, not the tensor."""
-        return self.failure.framework == "tensorflow" and self.on_device
-
-    @property
-    def on_torch(self) -> bool:
-        """True where PyTorch computes, on whatever device, and not one of its loader's workers."""
-        pytorch = "pytorch" in (self.failure.framework, self.library) and self.format not in ("shm-map", "pinned")
-        return pytorch and self.failure.process != "DataLoader worker" and not self.failure.extra.get("shared_memory")
-
-    @property
-    def can_be_fitted(self) -> bool:
-        """True where `outsize.fit` runs: PyTorch on Linux, on a CPU or a CUDA or HIP device, and a model that is trained."""
-        place = (self.failure.device or "cpu").partition(":")[0]
-        fits = self.work in (Work.TRAINS, Work.EVALUATES, Work.UNKNOWN)
-        return self.on_torch and place in ("cpu", "cuda", "hip") and fits and not self.on_windows
-
-    @property
-    def on_torch_gpu(self) -> bool:
-        """True for PyTorch's caching allocator on a CUDA, HIP or XPU device."""
-        device = self.failure.device or ""
-        return self.failure.framework == "pytorch" and device.split(":")[0] in {"cuda", "hip", "xpu", "npu"}
-
-
-_TOOLS = {
-    "hip": "rocm-smi", "xpu": "xpu-smi ps", "npu": "npu-smi info", "mps": "Activity Monitor", "metal": "Activity Monitor",
-    "vulkan": "nvtop", "dml": "Task Manager",
-}  # fmt: skip
 
 
 def _told_bytes(match: re.Match[str]) -> int:
