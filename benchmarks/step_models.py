@@ -1,6 +1,7 @@
-"""Small steps of many kinds for the CPU: the twelve of `twelve_steps.py`, and others that nothing was tuned on.
+"""Steps of many kinds: the twelve of `twelve_steps.py`, and others that nothing was tuned on.
 
-A case is a function that gives (model, loss, batch). Sizes are such that activations are most of what a plain step holds.
+A case is a function that gives (model, loss, batch). Sizes are such that activations are most of what a plain step holds:
+small ones for a CPU, and of the twelve with `big` real ones for a card, where the plain step holds 4 to 19 GiB.
 Weights are random.
 """
 
@@ -13,7 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-Case = Callable[[], tuple[nn.Module, Callable[[Any, Any], Any], Any]]
+Case = Callable[..., tuple[nn.Module, Callable[[Any, Any], Any], Any]]
+
+AMP = ("BERT", "DeepSeek-V3 MoE", "Swin", "two towers")
+"""Steps that run under autocast on a card."""
 
 
 def _language(model: nn.Module, vocabulary: int, rows: int, length: int) -> tuple[Any, Any, Any]:
@@ -24,52 +28,67 @@ def _language(model: nn.Module, vocabulary: int, rows: int, length: int) -> tupl
 # the twelve
 
 
-def bert() -> Any:
+def bert(big: bool = False) -> Any:
     import transformers as tf
 
+    if big:
+        return _language(tf.BertForMaskedLM(tf.BertConfig()), 30522, 24, 512)
     config = tf.BertConfig(
         vocab_size=500, hidden_size=128, num_hidden_layers=6, num_attention_heads=4, intermediate_size=512
     )
     return _language(tf.BertForMaskedLM(config), 500, 8, 128)
 
 
-def llama() -> Any:
+def llama(big: bool = False) -> Any:
     import transformers as tf
 
+    wide, layers, heads, inner, words = (1024, 18, 16, 2816, 32000) if big else (128, 6, 4, 384, 500)
     config = tf.LlamaConfig(
-        vocab_size=500, hidden_size=128, num_hidden_layers=6, num_attention_heads=4, intermediate_size=384
-    )
-    return _language(tf.LlamaForCausalLM(config), 500, 8, 128)
-
-
-def deepseek_moe() -> Any:
-    import transformers as tf
-
-    config = tf.DeepseekV3Config(
-        vocab_size=500, hidden_size=128, intermediate_size=256, moe_intermediate_size=96, num_hidden_layers=4,
-        num_attention_heads=4, num_key_value_heads=4, n_routed_experts=8, n_group=2, topk_group=1, num_experts_per_tok=2,
-        n_shared_experts=1, first_k_dense_replace=1, q_lora_rank=48, kv_lora_rank=32, qk_rope_head_dim=16, v_head_dim=32,
-        qk_nope_head_dim=32,
+        vocab_size=words, hidden_size=wide, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=inner, use_cache=not big,
     )  # fmt: skip
-    return _language(tf.DeepseekV3ForCausalLM(config), 500, 8, 96)
+    return _language(tf.LlamaForCausalLM(config), words, 16 if big else 8, 512 if big else 128)
 
 
-def swin() -> Any:
+def deepseek_moe(big: bool = False) -> Any:
     import transformers as tf
 
+    shape: dict[str, Any] = {
+        "vocab_size": 500, "hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 96, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 8, "n_group": 2, "topk_group": 1,
+        "num_experts_per_tok": 2, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+        "qk_nope_head_dim": 32,
+    }  # fmt: skip
+    if big:
+        shape = {
+            "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048, "moe_intermediate_size": 384,
+            "num_hidden_layers": 8, "num_attention_heads": 12, "num_key_value_heads": 12, "n_routed_experts": 16, "n_group": 4,
+            "topk_group": 2, "num_experts_per_tok": 4, "q_lora_rank": 384, "kv_lora_rank": 256, "qk_rope_head_dim": 32,
+            "v_head_dim": 64, "qk_nope_head_dim": 64, "use_cache": False,
+        }  # fmt: skip
+    config = tf.DeepseekV3Config(**shape, n_shared_experts=1, first_k_dense_replace=1)
+    return _language(tf.DeepseekV3ForCausalLM(config), shape["vocab_size"], 8, 512 if big else 96)
+
+
+def swin(big: bool = False) -> Any:
+    import transformers as tf
+
+    loss = lambda m, b: F.cross_entropy(m(pixel_values=b["x"]).logits, b["y"])  # noqa: E731
+    if big:
+        batch = {"x": torch.randn(64, 3, 224, 224), "y": torch.randint(0, 1000, (64,))}
+        return tf.SwinForImageClassification(tf.SwinConfig(num_labels=1000)), loss, batch
     config = tf.SwinConfig(
         image_size=64, patch_size=2, embed_dim=32, depths=[2, 2, 4], num_heads=[2, 4, 8], window_size=4, num_labels=10,
         drop_path_rate=0.1,
     )  # fmt: skip
     batch = {"x": torch.randn(8, 3, 64, 64), "y": torch.randint(0, 10, (8,))}
-    model = tf.SwinForImageClassification(config)
-    return model, lambda m, b: F.cross_entropy(m(pixel_values=b["x"]).logits, b["y"]), batch
+    return tf.SwinForImageClassification(config), loss, batch
 
 
 class Tower(nn.Module):
-    def __init__(self, wide: int, layers: int) -> None:
+    def __init__(self, wide: int, layers: int, heads: int = 4) -> None:
         super().__init__()
-        block = lambda: nn.TransformerEncoderLayer(wide, 4, 4 * wide, 0.0, batch_first=True)  # noqa: E731
+        block = lambda: nn.TransformerEncoderLayer(wide, heads, 4 * wide, 0.0, batch_first=True)  # noqa: E731
         self.blocks = nn.ModuleList(block() for _ in range(layers))
         self.out = nn.Linear(wide, 64)
 
@@ -79,11 +98,11 @@ class Tower(nn.Module):
         return F.normalize(self.out(x.mean(1)), dim=-1)
 
 
-def two_towers() -> Any:
+def two_towers(big: bool = False) -> Any:
     class Both(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.left, self.right = Tower(96, 4), Tower(128, 3)
+            self.left, self.right = (Tower(768, 12, 12), Tower(512, 8, 8)) if big else (Tower(96, 4), Tower(128, 3))
             self.scale = nn.Parameter(torch.tensor(2.0))
 
         def forward(self, a: Any, b: Any) -> Any:
@@ -91,13 +110,16 @@ def two_towers() -> Any:
 
     def loss(m: Any, b: Any) -> Any:
         logits = m(b["a"], b["b"])
-        there = torch.arange(len(logits))
+        there = torch.arange(len(logits), device=logits.device)
         return (F.cross_entropy(logits, there) + F.cross_entropy(logits.T, there)) / 2
 
-    return Both(), loss, {"a": torch.randn(16, 48, 96), "b": torch.randn(16, 32, 128)}
+    shapes = ((96, 197, 768), (96, 77, 512)) if big else ((16, 48, 96), (16, 32, 128))
+    return Both(), loss, {"a": torch.randn(shapes[0]), "b": torch.randn(shapes[1])}
 
 
-def tcn() -> Any:
+def tcn(big: bool = False) -> Any:
+    wide, levels, rows, long = (256, 8, 24, 4096) if big else (48, 6, 8, 1024)
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -105,9 +127,9 @@ def tcn() -> Any:
                 nn.Conv1d(i, o, 3, padding=d, dilation=d), nn.BatchNorm1d(o), nn.ReLU(),
                 nn.Conv1d(o, o, 3, padding=d, dilation=d), nn.BatchNorm1d(o), nn.ReLU(),
             )  # fmt: skip
-            self.first = nn.Conv1d(8, 48, 1)
-            self.levels = nn.ModuleList(part(48, 48, 2**i) for i in range(6))
-            self.last = nn.Linear(48, 10)
+            self.first = nn.Conv1d(8, wide, 1)
+            self.levels = nn.ModuleList(part(wide, wide, 2**i) for i in range(levels))
+            self.last = nn.Linear(wide, 10)
 
         def forward(self, x: Any) -> Any:
             x = self.first(x)
@@ -115,7 +137,7 @@ def tcn() -> Any:
                 x = F.relu(x + level(x))
             return self.last(x.mean(-1))
 
-    return Net(), _classify, {"x": torch.randn(8, 8, 1024), "y": torch.randint(0, 10, (8,))}
+    return Net(), _classify, {"x": torch.randn(rows, 8, long), "y": torch.randint(0, 10, (rows,))}
 
 
 def _classify(m: Any, b: Any) -> Any:
@@ -147,21 +169,26 @@ class UNet(nn.Module):
         return self.out(x)
 
 
-def unet3d() -> Any:
-    batch = {"x": torch.randn(4, 2, 20, 20, 20), "y": torch.randint(0, 3, (4, 20, 20, 20))}
-    return UNet(3, 8, nn.InstanceNorm3d), _classify, batch
+def unet3d(big: bool = False) -> Any:
+    wide, side = (32, 80) if big else (8, 20)
+    batch = {"x": torch.randn(4, 2, side, side, side), "y": torch.randint(0, 3, (4, side, side, side))}
+    return UNet(3, wide, nn.InstanceNorm3d), _classify, batch
 
 
-def qwen2() -> Any:
+def qwen2(big: bool = False) -> Any:
     import transformers as tf
 
+    wide, layers, heads, groups, inner, words = (896, 10, 14, 2, 4864, 32000) if big else (128, 6, 8, 2, 384, 500)
     config = tf.Qwen2Config(
-        vocab_size=500, hidden_size=128, num_hidden_layers=6, num_attention_heads=8, num_key_value_heads=2, intermediate_size=384
+        vocab_size=words, hidden_size=wide, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=groups,
+        intermediate_size=inner, use_cache=not big,
     )  # fmt: skip
-    return _language(tf.Qwen2ForCausalLM(config), 500, 8, 128)
+    return _language(tf.Qwen2ForCausalLM(config), words, 4 if big else 8, 1024 if big else 128)
 
 
-def densenet() -> Any:
+def densenet(big: bool = False) -> Any:
+    wide_first, grown, depths, labels = (64, 32, (6, 12, 24, 16), 1000) if big else (24, 12, (6, 6), 10)
+
     class Layer(nn.Module):
         def __init__(self, taken: int, grown: int) -> None:
             super().__init__()
@@ -175,17 +202,21 @@ def densenet() -> Any:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            wide = 24
+            wide = wide_first
             self.stem = nn.Conv2d(3, wide, 3, padding=1)
+            if big:
+                self.stem = nn.Sequential(
+                    nn.Conv2d(3, wide, 7, 2, 3, bias=False), nn.BatchNorm2d(wide), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+                )
             self.blocks, self.turns = nn.ModuleList(), nn.ModuleList()
-            for _ in range(2):
-                self.blocks.append(nn.ModuleList(Layer(wide + 12 * i, 12) for i in range(6)))
-                wide += 72
+            for depth in depths:
+                self.blocks.append(nn.ModuleList(Layer(wide + grown * i, grown) for i in range(depth)))
+                wide += grown * depth
                 self.turns.append(
                     nn.Sequential(nn.BatchNorm2d(wide), nn.ReLU(), nn.Conv2d(wide, wide // 2, 1), nn.AvgPool2d(2))
                 )
                 wide //= 2
-            self.last = nn.Linear(wide, 10)
+            self.last = nn.Linear(wide, labels)
 
         def forward(self, x: Any) -> Any:
             x = self.stem(x)
@@ -196,17 +227,20 @@ def densenet() -> Any:
                 x = turn(torch.cat(features, 1))
             return self.last(x.mean((2, 3)))
 
-    return Net(), _classify, {"x": torch.randn(8, 3, 32, 32), "y": torch.randint(0, 10, (8,))}
+    rows, side = (64, 224) if big else (8, 32)
+    return Net(), _classify, {"x": torch.randn(rows, 3, side, side), "y": torch.randint(0, labels, (rows,))}
 
 
-def seq2seq() -> Any:
+def seq2seq(big: bool = False) -> Any:
+    known, wide, rows, long = (32000, 512, 128, 64) if big else (300, 96, 24, 32)
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed = nn.Embedding(300, 96)
-            self.encoder = nn.LSTM(96, 96, 2, batch_first=True)
-            self.cell = nn.GRUCell(192, 96)
-            self.out = nn.Linear(192, 300)
+            self.embed = nn.Embedding(known, wide)
+            self.encoder = nn.LSTM(wide, wide, 2, batch_first=True)
+            self.cell = nn.GRUCell(2 * wide, wide)
+            self.out = nn.Linear(2 * wide, known)
 
         def forward(self, source: Any, target: Any) -> Any:
             memory, (state, _) = self.encoder(self.embed(source))
@@ -221,8 +255,7 @@ def seq2seq() -> Any:
     def loss(m: Any, b: Any) -> Any:
         return F.cross_entropy(m(b["source"], b["target"]).flatten(0, 1), b["target"].flatten())
 
-    words = lambda n: torch.randint(0, 300, (24, n))  # noqa: E731
-    return Net(), loss, {"source": words(32), "target": words(32)}
+    return Net(), loss, {name: torch.randint(0, known, (rows, long)) for name in ("source", "target")}
 
 
 class Rounded(torch.autograd.Function):
@@ -240,13 +273,15 @@ class Rounded(torch.autograd.Function):
         return gradient * (1 / (1 + x.square())) * (1 + 0.01 * out)
 
 
-def vae() -> Any:
+def vae(big: bool = False) -> Any:
+    one, two, three, rows, side = (64, 128, 96, 64, 128) if big else (24, 48, 32, 16, 48)
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second = nn.Conv2d(3, 24, 3, padding=1), nn.Conv2d(24, 48, 3, 2, 1)
-            self.mean, self.spread = nn.Conv2d(48, 24, 3, padding=1), nn.Conv2d(48, 24, 3, padding=1)
-            self.third, self.fourth = nn.ConvTranspose2d(24, 32, 4, 2, 1), nn.Conv2d(32, 3, 3, padding=1)
+            self.first, self.second = nn.Conv2d(3, one, 3, padding=1), nn.Conv2d(one, two, 3, 2, 1)
+            self.mean, self.spread = nn.Conv2d(two, one, 3, padding=1), nn.Conv2d(two, one, 3, padding=1)
+            self.third, self.fourth = nn.ConvTranspose2d(one, three, 4, 2, 1), nn.Conv2d(three, 3, 3, padding=1)
 
     def loss(m: Any, b: Any) -> Any:
         x = b["x"]
@@ -257,10 +292,12 @@ def vae() -> Any:
         kl = -0.5 * (1 + spread - mean.square() - spread.exp()).mean()
         return F.mse_loss(out, x.sigmoid()) + 0.01 * kl
 
-    return Net(), loss, {"x": torch.randn(16, 3, 48, 48)}
+    return Net(), loss, {"x": torch.randn(rows, 3, side, side)}
 
 
-def graph() -> Any:
+def graph(big: bool = False) -> Any:
+    nodes, links, wide, layers = (200_000, 600_000, 128, 6) if big else (2000, 8000, 64, 4)
+
     class Layer(nn.Module):
         def __init__(self, wide: int) -> None:
             super().__init__()
@@ -274,9 +311,9 @@ def graph() -> Any:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first = nn.Linear(16, 64)
-            self.layers = nn.ModuleList(Layer(64) for _ in range(4))
-            self.last = nn.Linear(64, 7)
+            self.first = nn.Linear(16, wide)
+            self.layers = nn.ModuleList(Layer(wide) for _ in range(layers))
+            self.last = nn.Linear(wide, 7)
 
         def forward(self, x: Any, edges: Any) -> Any:
             x = self.first(x)
@@ -287,11 +324,8 @@ def graph() -> Any:
     def loss(m: Any, b: Any) -> Any:
         return F.cross_entropy(m(b["x"], b["edges"]), b["y"])
 
-    return (
-        Net(),
-        loss,
-        {"x": torch.randn(2000, 16), "edges": torch.randint(0, 2000, (2, 8000)), "y": torch.randint(0, 7, (2000,))},
-    )
+    edges = torch.randint(0, nodes, (2, links))
+    return Net(), loss, {"x": torch.randn(nodes, 16), "edges": edges, "y": torch.randint(0, 7, (nodes,))}
 
 
 TWELVE: dict[str, Case] = {

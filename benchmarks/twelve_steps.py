@@ -2,6 +2,7 @@
 
     python benchmarks/twelve_steps.py                          # a table
     python benchmarks/twelve_steps.py --only VAE --parts 0.3
+    python benchmarks/twelve_steps.py --card --out DIR         # real sizes, see twelve_card.py
 
 Each row runs in a fresh process. `held` is the peak of a real step by the events of torch's allocator, on top of the storages
 that are there when the step begins; nothing of the plan is in it. `grad` is the largest difference of a parameter's gradient,
@@ -34,10 +35,22 @@ def main() -> int:
     parser.add_argument("--blind", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--parts", type=float, nargs="*", default=[0.5, 0.3])
+    parser.add_argument("--card", action="store_true", help="real sizes on a CUDA device")
+    parser.add_argument("--out", default="twelve_card", help="of --card: a folder for rows, plans and profiles")
+    parser.add_argument("--seconds", type=float, default=280.0, help="of --card: no row begins after so many")
+    parser.add_argument("--processes", type=int, default=10)
+    parser.add_argument("--profile", action="store_true", help="of --card: where the seconds of a step go")
+    parser.add_argument("--tiny", action="store_true", help="of --card: on the CPU, to try the script out")
+    parser.add_argument("--table", help="of --card: the table of a file of rows")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         print(json.dumps(run(given.one[0], float(given.one[1]))))
+        return 0
+    if given.card or given.table:
+        import twelve_card
+
+        print(twelve_card.table(given.table)) if given.table else twelve_card.run_all(given)
         return 0
     import step_models as models
 
