@@ -175,6 +175,10 @@ class Tuning:
     return_ring: int = 1 << 30
     """Page-locked memory at most through which a product's result comes back where the device does not reach its place: a
     few strips, so that nothing waits for one to be emptied."""
+    return_least: int = 128 << 20
+    """That memory where the result is small: locking pages takes time."""
+    return_share: int = 8
+    """Where the result is larger, that memory is at most one part in so many of it."""
     return_pieces: int = 32
     """Pieces of that memory."""
     return_threads: int = 8

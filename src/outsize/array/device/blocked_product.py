@@ -6,12 +6,16 @@ c x c needs 2/c words an operation, and panels are deep enough that C is seldom 
 sent in long runs. Copies in, products and copies out run on three streams. A block is worked on in strips of rows: panels
 of B stay for all strips, strips of A come and go. The last panels of a block are multiplied strip by strip, so that
 strips leave one after another while others are still worked on, and the next block begins where the first has left.
+While one matrix is multiplied, the next one is being sent already: staging threads never wait for the interpreter.
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -237,15 +241,19 @@ class _Place:
     offset: int
     free: list[Event] = field(default_factory=list)
     """When its last products are done."""
+    taken: bool = False
+    """True until those products have been submitted."""
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A matrix on the device."""
+    """A matrix on its way to the device."""
 
     array: Any
-    arrived: Event
+    arrive: Callable[[], Event]
+    """Waits until it is on the stream; when it is there."""
     place: _Place
+    arrived: Event = field(init=False)
     followed: set[Stream] = field(default_factory=set)
     """Lanes that wait for it already."""
 
@@ -269,6 +277,10 @@ class _Product:
         alone = blocks.item != blocks.wide or blocks.operands.same or blocks.split > 1
         self._order: tuple[Stream, ...] = ("work",) if alone else ("work", "side")
         """Strips in turn: the last wave of one product leaves room for the first of the next."""
+        self._later: collections.deque[Callable[[], None]] = collections.deque()
+        """What is to be submitted, in order."""
+        self._sending: collections.deque[_Sent] = collections.deque()
+        """What is on its way, in order."""
         self._drained: list[Event] = []
         self._shape: tuple[int, ...] = ()
         self._parts = self._casts + sum(blocks.cast_bytes) + blocks.operands.scratch
@@ -289,54 +301,96 @@ class _Product:
         for depth in range(len(depths) - tail):
             panel = self._send(b[depths[depth]], self._panels)
             for number, strip in enumerate(strips):
-                self._multiply(kept, c, a, panel, strip, depths[depth], number, begins=depth == 0)
-            self._done(panel, *self._order)
+                self._strip(kept, c, a, panel, strip, depths[depth], number, begins=depth == 0)
+            self._then(self._done, panel, *self._order)
         first = len(depths) == tail
         panels = [self._send(b[span], self._panels) for span in depths[-tail:]]
         for number, strip in enumerate(strips):
             for panel, span in zip(panels, depths[-tail:], strict=True):
-                self._multiply(kept, c, a, panel, strip, span, number, begins=first and span.start == 0)
-            self.device.follow("out", self.device.record(self._order[number % len(self._order)]))
-            self.copies.fetch(c[strip], kept[strip])
-            drained.append(self.device.record("out"))
+                self._strip(kept, c, a, panel, strip, span, number, begins=first and span.start == 0)
+            self._then(self._leave, c[strip], kept[strip], number, drained)
         for panel in panels:
-            self._done(panel, *self._order)
-        self._drained, self._shape = drained, c.shape
+            self._then(self._done, panel, *self._order)
+        self._then(self._end, drained, c.shape)
+
+    def finish(self) -> None:
+        """Submit what is left."""
+        while self._later:
+            self._later.popleft()()
+
+    def give_up(self) -> None:
+        """Wait for what is on its way, after an error: the memory that it comes from is somebody else's soon."""
+        while self._sending:
+            with contextlib.suppress(Exception):
+                self._sending.popleft().arrive()
+
+    def _then(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Done when the next matrix is on its way: staging threads have something to do meanwhile."""
+        self._later.append(functools.partial(work, *arguments))
 
     def _send(self, block: Matrix, places: list[_Place]) -> _Sent:
         place = places.pop(0)
         places.append(place)
+        if place.taken:
+            self.finish()
         for event in place.free:
             self.device.follow("in", event)
+        place.taken = True
         if isinstance(block, RawOperand):
-            return _Sent(*block.send(self.copies, self._registers[id(block.work)], place.offset), place)
-        array = self.copies.send(block, place.offset)
-        return _Sent(array, self.device.record("in"), place)
+            sent = _Sent(*block.start(self.copies, self._registers[id(block.work)], place.offset), place)
+        else:
+            array, wait = self.copies.start(block, place.offset)
+            sent = _Sent(array, self.copies.arrival([wait]), place)
+        self._sending.append(sent)
+        self.finish()
+        self._then(self._arrive, sent)
+        return sent
+
+    def _arrive(self, sent: _Sent) -> None:
+        sent.arrived = sent.arrive()
+        self._sending.popleft()
+
+    def _follow(self, stream: Stream, sent: _Sent) -> None:
+        if stream not in sent.followed:
+            self.device.follow(stream, sent.arrived)
+            sent.followed.add(stream)
 
     def _done(self, sent: _Sent, *streams: Stream) -> None:
-        sent.place.free = [self.device.record(stream) for stream in streams]
+        sent.place.free, sent.place.taken = [self.device.record(stream) for stream in streams], False
 
-    def _multiply(
+    def _leave(self, target: Block, source: Any, number: int, drained: list[Event]) -> None:
+        """A strip of C goes to the host."""
+        self.device.follow("out", self.device.record(self._order[number % len(self._order)]))
+        self.copies.fetch(target, source)
+        drained.append(self.device.record("out"))
+
+    def _end(self, drained: list[Event], shape: tuple[int, ...]) -> None:
+        """The block's memory is free strip by strip."""
+        self._drained, self._shape = drained, shape
+
+    def _strip(
         self, kept: Any, c: Block, a: Matrix, panel: _Sent, strip: slice, span: slice, number: int, *, begins: bool
     ) -> None:
         """A strip of A times a panel of B, into its strip of C; `begins` where it is the strip's first."""
+        left = None if self.blocks.operands.same else self._send(a[strip, span], self._strips)
+        self._then(self._multiply, kept, c, left, panel, strip, number, begins)
+
+    def _multiply(
+        self, kept: Any, c: Block, left: _Sent | None, panel: _Sent, strip: slice, number: int, begins: bool
+    ) -> None:
         device, stream = self.device, self._order[number % len(self._order)]
-        same = self.blocks.operands.same
-        left = None if same else self._send(a[strip, span], self._strips)
         if begins:
             for event in self._drained[number : number + 1] if self._shape == c.shape else self._drained:
                 device.follow("in" if self.add else stream, event)
             if self.add:
-                self.copies.send(c[strip], strip.start * c.shape[1] * self.dtype.itemsize)
-                device.follow(stream, device.record("in"))
-        if stream not in panel.followed:
-            device.follow(stream, panel.arrived)
-            panel.followed.add(stream)
+                place = strip.start * c.shape[1] * self.dtype.itemsize
+                device.follow(stream, self.copies.send(c[strip], place))
+        self._follow(stream, panel)
         add = self.add or not begins
         if left is None:
             device.submit(stream, functools.partial(self._square, kept[strip], panel.array, strip, add))
             return
-        device.follow(stream, left.arrived)
+        self._follow(stream, left)
         device.submit(stream, functools.partial(self._call, kept[strip], left.array, panel.array, add))
         self._done(left, stream)
 
@@ -379,9 +433,13 @@ def stream_product(
 ) -> None:
     """c = a @ b (or c + a @ b), c's memory on the host included, by the time this returns."""
     product = _Product(device, copies, blocks, c.dtype, add, tf32)
-    for low, left in itertools.product(range(0, c.shape[0], blocks.rows), range(0, c.shape[1], blocks.columns)):
-        rows, columns = slice(low, low + blocks.rows), slice(left, left + blocks.columns)
-        product.block(a[rows], b[:, columns], c[rows, columns])
+    try:
+        for low, left in itertools.product(range(0, c.shape[0], blocks.rows), range(0, c.shape[1], blocks.columns)):
+            rows, columns = slice(low, low + blocks.rows), slice(left, left + blocks.columns)
+            product.block(a[rows], b[:, columns], c[rows, columns])
+        product.finish()
+    finally:
+        product.give_up()
     copies.finish()
 
 

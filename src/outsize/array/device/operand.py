@@ -7,7 +7,7 @@ cutting it cuts the blocks, sending it sends them and computes the part where it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,21 +131,24 @@ class RawOperand:
                 return block[tuple(slice(low - a, high - a) for (low, high), (a, _) in pairs)]
         raise AssertionError(f"{leaf.label()} was not read for {part}")
 
-    def send(self, copies: MatrixCopies, registers: Mapping[int, DeviceRegisters], place: int) -> tuple[Any, Event]:
-        """(the part on the device, when it is there): it is computed at `place`, of what is sent behind it."""
+    def start(
+        self, copies: MatrixCopies, registers: Mapping[int, DeviceRegisters], place: int
+    ) -> tuple[Any, Callable[[], Event]]:  # fmt: skip
+        """(the part on the device, what waits for it): it is computed at `place`, of what is sent behind it."""
         device, local, base = copies.device, self.work.local, self.work.base
         region = self.work.region(self.rows, self.columns)
         shape = region_shape(region)
         out = device.view(place, shape, base.dtype.newbyteorder("="))
         place += array_bytes(shape, base.dtype)
-        arrays = []
+        arrays, waits = [], []
         for leaf, part in local.parts(region).sent:
             block = self._block(leaf, part)
             flat = block.reshape((1,) * (2 - block.ndim) + block.shape)
-            array = copies.send(flat, place)
+            array, wait = copies.start(flat, place)
             arrays.append(array if block.ndim == 2 else array.reshape(block.shape))
+            waits.append(wait)
             place += array_bytes(block.shape, block.dtype)
-        device.follow("work", device.record("in"))
+        arrival = copies.arrival(waits)
         own = registers[id(base)]
         behind = own.base + self.work.registers_bytes(own.elements)
 
@@ -155,5 +158,9 @@ class RawOperand:
             for index, piece in cut_slices(shape, own.elements):
                 own.value(ins, index, piece, out[index])
 
-        device.submit("work", compute)
-        return device.kernels.turn(out, (1, 0)) if self.work.turned else out, device.record("work")
+        def arrive() -> Event:
+            device.follow("work", arrival())
+            device.submit("work", compute)
+            return device.record("work")
+
+        return device.kernels.turn(out, (1, 0)) if self.work.turned else out, arrive

@@ -17,6 +17,7 @@ from outsize.array.graph.barrier import Contract, Lane, Reduce, Scan, Select
 from outsize.array.graph.elementwise import SLOW
 from outsize.array.graph.external_sort import Merged, Runs
 from outsize.array.graph.node import Node, Source, walk
+from outsize.array.graph.rearrange import Affine
 from outsize.array.passes.base import Pass
 from outsize.array.store.base import Sink, Store
 from outsize.array.tuning import Tuning
@@ -63,7 +64,7 @@ def _make(
         return DeviceContractPass(node, sink, bindings, tuning, device_budget)
     made = DeviceMapPass(node, sink, bindings, tuning, device_budget)
     little = sum(leaf.nbytes for leaf in made.leaves) <= tuning.device_least
-    if little and all(leaf in bindings for leaf in made.leaves):
+    if little and all((leaf.inputs[0] if isinstance(leaf, Affine) else leaf) in bindings for leaf in made.leaves):
         raise Trivial("the little that reductions came to is in memory already")
     return made
 

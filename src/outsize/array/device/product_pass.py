@@ -162,7 +162,7 @@ class DeviceContractPass(ContractPass):
         some, back = 0 if effort.bare else room.host, self._comes_back
         staging = Staging.choose(some, self.tuning, alone=effort.workers == 1) if self._staged else Staging()
         pieces = 0 if not back else 2 if effort.bare else self.tuning.return_pieces
-        piece = 0 if not back else max(4096, min(self.tuning.return_ring, some // 8) // pieces // 4096 * 4096)
+        piece = 0 if not back else max(4096, min(self._ring(), some // 8) // pieces // 4096 * 4096)
         shared = staging.nbytes + round_to_pages(pieces * piece)
         found = super().fit(effort, replace(room, host=room.host - shared))
         if found is None:
@@ -175,6 +175,11 @@ class DeviceContractPass(ContractPass):
         if sized.workers > 1 and len(sized.grid) > 1 and sized.peak + sized.slot_bytes <= room.host:
             sized = replace(sized, slots=2)  # a tile is written while the next one is made
         return sized if effort.bare or sized.device_bytes <= self.device_budget.room else None
+
+    def _ring(self) -> int:
+        """Page-locked bytes through which C comes back, where there is room."""
+        tuning, result = self.tuning, math.prod(self.node.shape) * self.working.itemsize
+        return min(tuning.return_ring, max(tuning.return_least, result // tuning.return_share))
 
     def _cut(self, sized: SizedProduct, piece: int, bare: bool) -> dict[tuple[int, int, int], Blocks]:
         """Blocks for every kind of tile and panel."""

@@ -20,7 +20,7 @@ from outsize.array.graph.node import Source, nodes_below, walk
 from outsize.array.graph.settle import settle
 from outsize.array.passes.base import Pass, Room, Sized, size_barely
 from outsize.array.plan.floor import find_floor
-from outsize.array.plan.layout import Drafts, Layout, Place, Wanted, lay_out
+from outsize.array.plan.layout import Drafts, Layout, Place, UnsizedPass, Wanted, lay_out
 from outsize.array.store.base import Sink
 from outsize.array.tuning import Tuning, current
 from outsize.core.errors import InputError
@@ -74,7 +74,7 @@ def make_plan(
     if found and max(one.sized.worker_bytes for one in found[0][1]) > 4 * tuning.chunk:
         del found[0]  # lanes so far apart that a whole one is most of the array: nothing would run beside it
     wide = bool(found) and local is not None and device is None and _is_wide(local, found[0][1], tuning)
-    if wide or not (len(found) == 1 and len(found[0][1]) == 1 and _reads_once(found[0][1][0])):
+    if wide or not (found and _at_once(*found[0])):
         each = _fit(plain, sinks, host, drafts)
         found = [*([each] if each and wide else []), *found, *([each] if each and not wide else [])]
     if found:
@@ -138,15 +138,23 @@ def _fit(
     return min(found, key=lambda each: (_cost(each[1]), len(each[1])), default=None)
 
 
+def _sources(one: UnsizedPass) -> list[Source]:
+    """The sources that a pass reads."""
+    starts, made = [node for node, _ in one.work.outputs], one.work.bindings
+    below = nodes_below(starts, made.__contains__)
+    return [node for node in below if isinstance(node, Source) and node not in made and node.nbytes]
+
+
+def _at_once(layout: Layout, passes: tuple[ScheduledPass, ...]) -> bool:
+    """True where one pass reads all sources, once, and the others what it has left in memory: none can do with less."""
+    return sum(bool(_sources(one)) for one in layout.passes) == 1 and all(_reads_once(one) for one in passes)
+
+
 def _read_again(layout: Layout) -> list[Source]:
     """The sources on disk that more than one pass reads."""
     passes: Counter[Source] = Counter()
     for one in layout.passes:
-        starts = [node for node, _ in one.work.outputs]
-        passes.update(
-            node for node in nodes_below(starts, one.work.bindings.__contains__)
-            if isinstance(node, Source) and not node.store.resident and node not in one.work.bindings and node.nbytes
-        )  # fmt: skip
+        passes.update(source for source in _sources(one) if not source.store.resident)
     return [source for source, number in passes.items() if number > 1]
 
 

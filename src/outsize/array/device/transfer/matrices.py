@@ -8,7 +8,7 @@ there are free pieces: a copy's event is awaited by the thread that empties its 
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +18,8 @@ from outsize.array.device.base import STREAMS, Device, Event
 from outsize.array.device.transfer.pipeline import sendable
 from outsize.array.device.transfer.staging import Stager
 from outsize.array.store.base import Block, Buffer
+
+Wait = Callable[[], None]
 
 
 class MatrixCopies:
@@ -34,17 +36,35 @@ class MatrixCopies:
         self._piece = pieces[0].nbytes if pieces else 0
         self._fetching: list[Future[None]] = []
 
-    def send(self, block: Block, offset: int) -> Any:
-        """Send a matrix to an offset; the array that it becomes there, with the block's own axes."""
+    def send(self, block: Block, offset: int) -> Event:
+        """Send a matrix to an offset; when it is there."""
+        return self.arrival([self.start(block, offset)[1]])()
+
+    def start(self, block: Block, offset: int) -> tuple[Any, Wait | None]:
+        """Have a matrix sent to an offset: the array that it becomes there, with the block's own axes, and what waits until
+        staging threads have put it on the stream; None where it is there already."""
         turned = abs(block.strides[0]) < abs(block.strides[1]) and block.shape[1] > 1
         source = block.T if turned else block
         target = self.device.view(offset, source.shape, source.dtype)
         if sendable(source) and self.reaches(source):
+            wait = None
             self.device.submit("in", lambda: self.device.kernels.upload(target, source))
         else:
             assert self.stager is not None, "a matrix that the device does not reach, in a plan without staging threads"
-            self.stager.carry([(source, offset)])
-        return self.device.kernels.turn(target, (1, 0)) if turned else target
+            wait = self.stager.begin([(source, offset)])
+        return (self.device.kernels.turn(target, (1, 0)) if turned else target), wait
+
+    def arrival(self, waits: Sequence[Wait | None]) -> Callable[[], Event]:
+        """What waits for matrices that were started last, and says when they are there."""
+        staged = [wait for wait in waits if wait is not None]
+        known = None if staged else self.device.record("in")
+
+        def arrive() -> Event:
+            for wait in staged:
+                wait()
+            return known or self.device.record("in")
+
+        return arrive
 
     def fetch(self, block: Block, source: Any) -> None:
         """Bring a matrix back; it has arrived after `finish`."""

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -173,13 +173,17 @@ class Stager:
 
     def carry(self, blocks: Sequence[tuple[Block, int]]) -> None:
         """Send blocks to their offsets, on the stream `in`; the last pieces may still be under way when this returns."""
+        self.begin(blocks)()
+
+    def begin(self, blocks: Sequence[tuple[Block, int]]) -> Callable[[], None]:
+        """Have blocks sent while the caller goes on; what this returns waits until all their pieces are on the stream."""
         parts = [(offset, *part) for block, offset in blocks for part in pieces(block, self._piece)]
         if not parts:
-            return
+            return lambda: None
         load = _Load(blocks, len(parts))
         for offset, before, length, source in parts:
             self._queues.jobs.put((load, offset + before, length, source))
-        load.wait()
+        return load.wait
 
     def close(self) -> None:
         """Wait for all of them; nothing is filled or sent any more."""
