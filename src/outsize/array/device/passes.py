@@ -176,6 +176,11 @@ class OnDevice(Pass):
         link = self.device_budget.device.rates().link_in
         return super().cost(sized) + self._sent(sized) * self.tuning.disk_rate / link
 
+    def enough(self, sized: Any) -> float:
+        """Everything sent little more than once is as good as less."""
+        once, link = sum(leaf.nbytes for leaf in self.leaves), self.device_budget.device.rates().link_in
+        return super().enough(sized) + self.tuning.reread * once * self.tuning.disk_rate / link
+
     def levels(self, sized: Any) -> tuple[Level, ...]:
         rates, into = self.device_budget.device.rates(), self._sent(sized)
         out = sum(node.nbytes for node, _ in self.outputs)

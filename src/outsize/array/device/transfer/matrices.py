@@ -30,7 +30,8 @@ class MatrixCopies:
         reaches: Callable[[Block], bool],
     ) -> None:  # fmt: skip
         self.device, self.stager, self.threads, self.reaches = device, stager, threads, reaches
-        self._pieces: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
+        self._pieces: queue.LifoQueue[Buffer] = queue.LifoQueue()
+        """What was emptied last is filled first: it is in the processor's caches, and what is staged can stay there too."""
         for piece in pieces:
             self._pieces.put(piece)
         self._piece = pieces[0].nbytes if pieces else 0
