@@ -177,11 +177,11 @@ class Tuning:
     few strips, so that nothing waits for one to be emptied."""
     return_least: int = 128 << 20
     """That memory where the result is small: locking pages takes time."""
-    return_share: int = 8
+    return_share: int = 16
     """Where the result is larger, that memory is at most one part in so many of it."""
     return_pieces: int = 32
     """Pieces of that memory."""
-    return_threads: int = 8
+    return_threads: int = 4
     """Threads that empty them at most."""
     stage_piece: int = 6 << 20
     """A piece of staging memory: long enough for the link and for the interpreter, which every piece needs, and short enough
