@@ -102,7 +102,7 @@ def run(label, x, block, directions, budget, levels, rows, array=None, small=Non
             out = np.empty(node.shape, node.dtype) if back > GIB else None
             best, taken = float("inf"), 0
             for _ in range(2):
-                there = staging_now(array, small) if array is not None else None
+                there = staging_now(array, small, back=out) if array is not None else None
                 with outsize.budget(host="8GiB", device=budget), Watch() as watch:
                     found = node.compute(device="cuda", **({"out": out} if out is not None else {}))
                 floor = max(x.nbytes / levels["link_in"] / 1e9, operations / levels["fp32_tflops"] / 1e12)

@@ -133,27 +133,40 @@ def places(source, size):
     return [raw[low : low + size // 4] for low in starts]
 
 
-def copied(parts, arena, hands, piece=8 << 20):
-    """GB/s of copies into page-locked pieces that are used again, nothing else being done."""
-    piece = min(piece, arena.nbytes // (2 * hands))
+def copied(parts, arena, hands, piece=8 << 20, back=None):
+    """GB/s of copies into page-locked pieces that are used again, nothing else being done. `back`: an array that is filled from
+    other page-locked pieces meanwhile, evenly; its bytes count too."""
+    piece = min(piece, arena.nbytes // (4 * hands))
+    total = sum(part.nbytes for part in parts)
+    target = None if back is None else back.reshape(-1).view(np.uint8)
+    share = 0 if target is None else target.nbytes / total
 
     def stage(hand):
         rings = [arena[(2 * hand + turn) * piece :][:piece] for turn in range(2)]
+        owed, place, end = 0.0, hand * piece, 0 if target is None else target.nbytes - piece
         for part in parts:
             for turn, low in enumerate(range(hand * piece, part.nbytes, hands * piece)):
                 block = part[low : low + piece]
                 np.copyto(rings[turn % 2][: block.size], block)
+                owed += block.size * share
+                while owed >= piece and place <= end:
+                    cold = arena.nbytes // 2 + place % (arena.nbytes // 2 - piece)
+                    np.copyto(target[place : place + piece], arena[cold : cold + piece])
+                    owed, place = owed - piece, place + hands * piece
 
     began = time.perf_counter()
     with ThreadPoolExecutor(hands) as crew:
         list(crew.map(stage, range(hands)))
-    return sum(part.nbytes for part in parts) / (time.perf_counter() - began) / 1e9
+    return total * (1 + share) / (time.perf_counter() - began) / 1e9
 
 
-def staging_now(source, arena, size=8 << 30):
-    """GB/s of copies of a large array at this moment, by eight threads or sixteen: machines are shared, and seconds differ."""
+def staging_now(source, arena, size=8 << 30, back=None):
+    """GB/s of copies of a large array at this moment, by 8, 10 or 12 threads: machines are shared, and seconds differ."""
     parts = places(source, size)
-    return max(copied(parts, arena, 8), copied(parts, arena, 16))
+    share = (
+        None if back is None else back.reshape(-1)[: max(1, back.size * sum(p.nbytes for p in parts) // source.nbytes)]
+    )
+    return max(copied(parts, arena, hands, 6 << 20, share) for hands in (8, 10, 12))
 
 
 def sustained(source, arena):
