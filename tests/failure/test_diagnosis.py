@@ -87,7 +87,7 @@ def test_a_small_victim_does_not_make_a_small_limit():
         ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 86.89GiB.", "jax.checkpoint"),
         ("OpenBLAS error: Memory allocation still failed after 10 retries", "OPENBLAS_NUM_THREADS=1"),
         ("Out of memory: Killed process 16498 (java) total-vm:9kB, anon-rss:8kB, file-rss:0kB", "swapon"),
-        ("DefaultCPUAllocator: not enough memory: you tried to allocate 12000000000 bytes.", "outsize.fit("),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 12000000000 bytes.", "outsize.fit("),
         ("XPU out of memory. Tried to allocate 192.00 MiB. GPU 3 has a total capacity of 31.89 GiB of which 13.22 GiB is free.",
          "xpu-smi"),
     ],

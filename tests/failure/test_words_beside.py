@@ -137,7 +137,7 @@ BufferAssignment stats:
             "less at once: a smaller batch",
         ),
         (
-            "the webui says: DefaultCPUAllocator: not enough memory: you tried to allocate 4294967296 bytes. txt2img",
+            "the webui says: DefaultCPUAllocator: can't allocate memory: you tried to allocate 4294967296 bytes. txt2img",
             "true need",
             "a quantized model",
         ),

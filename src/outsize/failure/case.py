@@ -93,7 +93,9 @@ class Case(Scene):
         need = self.need if exact else None
         for width in (4, 8, 2) if need else ():
             side = math.isqrt((need or 0) // width)
-            if side * side * width == need and side >= 10_000 and side & (side - 1):
+            if (
+                side * side * width == need and side >= 10_000 and side % 1000 and side % 1024
+            ):  # no product of round axes
                 return side, side
         return None
 
@@ -235,17 +237,27 @@ class Case(Scene):
 
     @cached_property
     def smaller_sample(self) -> int | None:
-        """Bytes of the tensor that samples of half the height and width would not need, where one sample alone is large."""
+        """Bytes of the tensor that samples of half the height and width would not need, where one alone is large, or is all that
+        a layer was given."""
         spec = self.spec
-        if spec is None or not self.in_graph or len(spec.shape) < 3 or spec.bytes < spec.shape[0] * 2**30:
+        if spec is None or not self.in_graph or len(spec.shape) < 3:
+            return None
+        alone = spec.shape[0] == 1 and self.is_node
+        if spec.bytes < (2**26 if alone else spec.shape[0] * 2**30):
             return None
         return spec.bytes * 3 // 4
 
     @cached_property
+    def in_use(self) -> int | None:
+        """Bytes this process held of the device as the driver counts them; None where it counts fewer than the allocator holds,
+        as in a container that hides its processes."""
+        said = self.extra("process_in_use_bytes")
+        return None if said is None or said < (self.failure.allocated_bytes or 0) else said
+
+    @cached_property
     def mine(self) -> int | None:
         """Bytes this process held of the device, context included."""
-        said = self.extra("process_in_use_bytes")
-        return said if said is not None else self.held
+        return self.held if self.in_use is None else self.in_use
 
     @cached_property
     def others(self) -> int | None:
@@ -255,15 +267,15 @@ class Case(Scene):
             return None
         if self.strangers:
             return sum(size for _, size in self.strangers)
-        context = 0 if self.extra("process_in_use_bytes") is not None else CONTEXT
+        context = 0 if self.in_use is not None else CONTEXT
         return max(0, total - free - mine - context)
 
     @cached_property
     def strangers(self) -> tuple[tuple[int, int], ...]:
         """(pid, bytes) of other processes on the device. In a container this process may be listed under a foreign pid."""
-        listed = [(row["pid"], row["bytes"]) for row in self.failure.extra.get("processes", ()) if "bytes" in row]
+        listed = [(row["pid"], row["bytes"]) for row in self.failure.extra.get("processes", ()) if row.get("bytes")]
         held = self.held
-        if self.extra("process_in_use_bytes") is None and held:
+        if self.in_use is None and held:
             total = self.failure.total_bytes or 2**63
             own = [
                 row
@@ -288,8 +300,7 @@ class Case(Scene):
     @cached_property
     def outside(self) -> int | None:
         """Bytes of the device that this process holds outside the framework's allocator: context, libraries."""
-        said = self.extra("process_in_use_bytes")
-        return None if said is None or self.held is None else max(0, said - self.held)
+        return None if self.in_use is None or self.held is None else max(0, self.in_use - self.held)
 
     @cached_property
     def known_need(self) -> int | None:
@@ -344,7 +355,11 @@ class Case(Scene):
 
     @cached_property
     def ranks_on_one_card(self) -> int:
-        """How many other processes look like ranks of the same job that opened this card too: nothing but a context each."""
+        """How many other processes look like ranks of the same job that opened this card too: nothing but a context each, or one
+        number after the other."""
+        pids = sorted(row["pid"] for row in self.failure.extra.get("processes", ()))
+        if len(pids) >= 3 and pids[-1] - pids[0] < 2 * len(pids):  # started one after the other
+            return len(pids)
         small = [size for _, size in self.strangers if size < CONTEXT]
         alike = len(small) >= 2 and max(small) - min(small) <= 0.1 * max(small)
         return len(small) if alike and re.search(r"\brank ?[0-9]|\[rank[0-9]|torchrun|local_rank", self.text) else 0
@@ -354,15 +369,16 @@ class Case(Scene):
         """True where the tensor of a graph is a weight, or an optimizer's: no batch makes it smaller."""
         shape = self.failure.shape or ()
         kernel = len(shape) == 4 and shape[0] == shape[1] <= 11 and min(shape[2:]) >= 64  # height, width, from, to
-        layer = kernel or (
-            len(shape) == 2 and min(shape) >= 512 and self.one_at_a_time
-        )  # no batch of one makes a matrix
-        return self.in_graph and (layer or signs.WEIGHTS.search(self.text) is not None)
+        matrix = len(shape) == 2 and min(shape) >= 512
+        dense = matrix and min(shape) >= 1024 and math.prod(shape) >= 2**26 and not self.names_tokens
+        layer = kernel or dense or (matrix and self.one_at_a_time)  # no batch of one makes a matrix
+        return self.failure.framework == "tensorflow" and (layer or signs.WEIGHTS.search(self.text) is not None)
 
     @cached_property
     def weights_of_graph(self) -> int | None:
-        """Bytes of a weight that did not fit; 0 where it is none."""
-        return self.need if self.makes_weights else 0
+        """Bytes of a weight that did not fit, in 32 bits where its type is not told; 0 where it is none."""
+        shape = self.failure.shape
+        return (self.need or (math.prod(shape) * 4 if shape else None)) if self.makes_weights else 0
 
 
 def _told_bytes(match: re.Match[str]) -> int:

@@ -45,7 +45,7 @@ class Scene(Shown):
     def tool(self) -> str:
         """The command that lists who is on the device."""
         place = (self.failure.device or "").partition(":")[0]
-        return _TOOLS.get(place, "nvidia-smi")
+        return _TOOLS.get("tpu" if self.on_tpu and self.failure.framework == "jax" else place, "nvidia-smi")
 
     @property
     def who_holds(self) -> str:
@@ -123,7 +123,8 @@ class Scene(Shown):
     @cached_property
     def on_windows(self) -> bool:
         """True where the text shows that it happened on Windows."""
-        return self.failure.framework == "windows" or signs.WINDOWS.search(self.text) is not None
+        told = signs.WINDOWS.search(self.text) is not None and signs.ANDROID.search(self.text) is None
+        return self.failure.framework == "windows" or told
 
     @property
     def may_be_python(self) -> bool:
@@ -163,5 +164,5 @@ class Scene(Shown):
 
 _TOOLS = {
     "hip": "rocm-smi", "xpu": "xpu-smi ps", "npu": "npu-smi info", "mps": "Activity Monitor", "metal": "Activity Monitor",
-    "vulkan": "nvtop", "dml": "Task Manager",
+    "vulkan": "nvtop", "dml": "Task Manager", "tpu": "tpu-info",
 }  # fmt: skip

@@ -23,8 +23,6 @@ class Shown:
 
     text: str
 
-    one_at_a_time = _shown(signs.ONE, signs.TRIED)
-    """True where the text shows that the batch is one already, or that a smaller one was tried."""
     cannot_grow = _shown(signs.CANNOT_GROW)
     """True where PyTorch's wording shows that its segments cannot grow: it is older than 2.1."""
     can_split = _shown(signs.SPLIT)
@@ -44,12 +42,34 @@ class Shown:
     """True where the text says that memory rises."""
     makes_tensor = _shown(signs.MAKES_TENSOR)
     """True where one tensor in RAM was made of all that was read."""
+    joins_results = _shown(signs.JOINS_RESULTS)
+    """True where what every batch gave was put together in RAM."""
+    names_tokens = _shown(signs.TOKENS)
+    """True where the text speaks of tokens or points, of which a batch has many."""
+    reads_raster = _shown(signs.RASTER)
+    """True where a map or a scan is read whole."""
+    is_node = _shown(signs.NODE)
+    """True where the tensor is made inside a graph: nobody's code can take a part of it."""
+    on_tpu = _shown(signs.TPU)
+    """True where the text shows a TPU."""
     writes_grid = _shown(signs.GRIDS)
     """True where every point of a grid was being written out."""
     names_data = _shown(signs.DATA)
     """True where the text speaks of data that are read, kept or written."""
     in_image_build = _shown(signs.BUILD)
     """True where it happened while an image was built."""
+
+    @cached_property
+    def one_at_a_time(self) -> bool:
+        """True where the text shows that the batch is one already, or that a smaller one was tried; one that was made 8 or more
+        can become smaller still."""
+        if signs.ONE.search(self.text) is not None:
+            return True
+        for match in signs.TRIED.finditer(self.text):
+            made = re.search(r"\bto ([0-9]{1,5})\b", match.group())
+            if made is None or int(made.group(1)) < 8:
+                return True
+        return False
 
     @cached_property
     def work(self) -> Work:

@@ -19,10 +19,21 @@ DENSE = re.compile(
     r"sparse (?:matri|array|data|format|represent)|scipy\.sparse|\bcs[rc]_(?:matrix|array)|mostly zeros|稀疏",
     re.IGNORECASE,
 )
+RASTER = re.compile(
+    r"ReadAsArray|\brasterio\b|\bQGIS\b|\bGeoTIFF\b|rioxarray|whole[-_ ]slide|openslide|\bgdal_?array|"
+    r"raster(?:_?reader|_?layer|_?path)",
+    re.IGNORECASE,
+)
+"""Readers of maps and of scans, of which a part can be read."""
+TOKENS = re.compile(r"attention|transformer|\bbert|token|encoder[/_]layer|\bMatMul:0|points?\b", re.IGNORECASE)
+"""Things of which a batch has thousands: a matrix of them is no weight."""
+NODE = re.compile(r"\[\[(?:\{\{)?[Nn]ode\b|\[\[\{\{node|\[Op:|requested by op \w")
+"""A tensor of TensorFlow that a layer makes."""
 WEIGHTS = re.compile(
     r"node:? ?(?:(?!gradients)[^\n]){0,120}?(?:/weights\b(?!/read)|/kernel\b(?!/read)|Initializer|"
     r"/Adam\b(?!/gradients)|/Momentum|"
     r"RestoreV2|embeddings?/)|Op:(?:StatelessRandom|StatelessTruncated|TruncatedNormal|RandomStandardNormal)\w*\]|"
+    r"/random_uniform|/random_normal|/truncated_normal|glorot_|"
     r"variables_initializer|initialize_all_variables|_initialize_variables|\bin add_weight\b",
     re.IGNORECASE,
 )
@@ -38,9 +49,14 @@ OTHER_TOOLS = re.compile(
     r"\bnpm ERR|\byarn\b|\bpnpm\b|\bwebpack\b|\bcargo\b|\brustc\b|\bg\+\+|\bcc1plus|\bninja\b|\bgradle\b|\bmvn\b"
 )
 WINDOWS = re.compile(
+    r"DefaultCPUAllocator: ?not enough memory|"
     r"WinError|\b[A-Z]:\\|\.\.\\|\w\.(?:dll|bat)\b|\bfatal error (?:LNK|C)1[0-9]{3}\b|: bad allocation\b|\bWindows 1[01]\b",
     re.IGNORECASE,
 )
+ANDROID = re.compile(r"\bAndroid|/storage/emulated")
+"""PyTorch's words for Windows are those for a phone."""
+TPU = re.compile(r"\bTPUs?\b|tpu_|_HBM[0-9]|\bhbm\b|at the bottom of memory", re.IGNORECASE)
+"""What only a TPU prints."""
 NARROW = re.compile(
     r"\bPython ?[23]\.?[0-9]{1,2}-32\b|\b32[- ]?bits? (?:version of )?(?:python|anaconda|miniconda|interpreter)|"
     r"python[^\n.]{0,20}\(?32[- ]bit|Program Files \(x86\)[\\/]+(?:\w+[\\/]+)?(?:Python|Anaconda|Miniconda)|MSC v\.[0-9]+ 32 bit|"
@@ -136,11 +152,19 @@ FREE = re.compile(
 )
 """Somebody who says how much memory was free."""
 ENOUGH = re.compile(
+    r"\b(?:but|though|although|while|still)\b[^\n.]{0,40}\b(?:have|has|is|there)\b (?:still )?(?:enough |plenty of )?"
+    r"(?:free|available|unused) (?:memory|RAM|VRAM)\b|"
     r"\b(?:I|i|we|it|machine|server|GPUs?|card|there)\b(?: (?:still|also|should|do|does|certainly|clearly))? "
     r"(?:have|has|had|is|was) (?:\w{1,10} )?(?:sufficient|enough|plenty of|ample|more than enough|"
     r"the (?:required|needed|necessary)) (?:\w{1,10} ){0,2}(?:memory|V?RAM)\b",
 )
 """Somebody who says that there was memory enough."""
+LARGE_INPUT = re.compile(
+    r"\b(?:long|large|big|huge|whole|[48]k|high[- ]res\w*) (?:\w+ )?(?:video|image|picture|audio|recording|text|document|"
+    r"scene|mesh)",
+    re.IGNORECASE,
+)
+"""An input that its user calls large."""
 PICTURES = re.compile(
     r"video|frames?\b|\bim(?:g|age)|picture|photo|\bcv2\b|\bPIL\b|\.(?:png|jpe?g|tiff?|mp4)\b", re.IGNORECASE
 )
@@ -207,6 +231,12 @@ MAKES_TENSOR = re.compile(
     r"torch\.(?:\w*Tensor|tensor|as_tensor|from_numpy)\([^\n]*(?:\n[^\n]*){0,2}\n?[^\n]*(?:enforce fail|DefaultCPUAllocator)"
 )
 """A line, just before the message, that makes one tensor of what was read."""
+JOINS_RESULTS = re.compile(
+    r"(?:torch\.(?:cat|concat|stack|vstack)|np\.(?:concatenate|vstack|stack|array))\(\s*\[?\w*"
+    r"(?:all|outputs?|feats?|features|results?|preds?|predictions|embeds?|embeddings|logits|scores)\w*\b"
+    r"(?!.{0,40}\bin forward\b)[^\n]*(?:\n[^\n]*){0,2}(?:enforce fail|DefaultCPUAllocator|MemoryError)"
+)
+"""A line, just before the message, that puts together what every batch gave."""
 GRIDS = re.compile(r"\bmeshgrid\b|\bmgrid\b|np\.indices\(")
 """Functions that write out every point of a grid."""
 DATA = re.compile(

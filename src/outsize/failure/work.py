@@ -34,6 +34,14 @@ _END = re.compile(
     r"ALLOC(?:ATION)?_FAILED|RESOURCE_EXHAUSTED|(?:not enough|can't allocate) memory",
     re.IGNORECASE,
 )
+_RAISED = re.compile(r"^(?:\[?\w+\]?:? {0,4}|E +|> ?)?(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)\b", re.MULTILINE)
+"""A line that ends a traceback."""
+_BROUGHT = re.compile(
+    r"(?:moving|loading|sending|moved|copying) (?:the )?(?:model|device|pipeline|weights|checkpoint|transformer|unet)?[^\n]{0,40}"
+    r"\b(?:to|on|onto) (?:the )?(?:cuda|gpu|device)\b|^\W*(?:load model begin|initializing pipeline|loading (?:the )?model)\b",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""A program's own log that weights are on their way."""
 _NEAR = 700
 """Characters before the message in which the last frames of a traceback stand."""
 _SAVES = re.compile(
@@ -60,7 +68,7 @@ _LOADS = re.compile(
     r"_materialize\w*|caching_allocator_warmup|restore_location|_cuda_deserialize|persistent_load|"
     r"_legacy_load)\b|torch\.load\(|param_applied = fn\(|return t\.to\(\s?device|\.load_state_dict\(|"
     r"_configure_distributed_model|_move_model_to_device|\w*(?:model|module|net|pipe|pipeline)\w*\.(?:to|cuda)\(|"
-    r"from_pretrained\(|from_preset\(|"
+    r"from_pretrained\(|from_preset\(|replicate\(params|device_put_replicated|"
     r"\b(?:does(?:n't| not)|can(?:not|'t)|fails? to) load\b|\bself\.init_\w*map\(|\bmodel\.init\(|"
     r"nn\.Module\.(?:cuda|to)\(|\.safetensors\b|load_checkpoint_(?:in|and)",
 )
@@ -70,7 +78,8 @@ _FRAME, _NAME, _WORD = 8, 3, 2
 # fmt: off
 _SIGNS: tuple[tuple[Work, int, re.Pattern[str]], ...] = (
     (Work.TRAINS, _FRAME, re.compile(
-        r"\.backward\(|\bin backward\b|_engine_run_backward|run_backward|optimi[sz]er\.step\(|\bin step\b|training_step|"
+        r"\.backward\(|\bin backward\b|_engine_run_backward|run_backward|optimi[sz]er\.step\(|(?m:\bin step(?:$|\())|"
+        r"training_step|"
         r"train_(?:one_)?epoch|\bin (?:train|fit|train_step|run_train\w*|_inner_training_loop)\b|trainer\.(?:train|fit)\(|"
         r"\.train\(\)|compute_loss|\bloss\.\w")),
     (Work.EVALUATES, _FRAME + 1, re.compile(
@@ -141,6 +150,12 @@ def loads_weights(text: str) -> bool:
     """True where the last frames before the message bring weights to the device."""
     ends = [match.start() for match in _END.finditer(text)]
     near = text[max(0, ends[-1] - _NEAR) : ends[-1]] if ends else ""
-    last = text[ends[-1] :].partition("Traceback (most recent call last)")[2] if ends else ""
-    frames = last.splitlines()[:8] or near.rsplit("Traceback", 1)[-1].splitlines()[-8:]  # a log may tell the end first
-    return any(_LOADS.search(line) is not None for line in frames)
+    line = text[text.rfind("\n", 0, ends[-1]) + 1 : ends[-1]] if ends else ""
+    after = text[ends[-1] :].partition("Traceback (most recent call last)")[2] if ends else ""
+    last = "" if _RAISED.match(line) is not None and "  File " in near else after  # a log may tell the end first
+    frames = last.splitlines()[:8] or near.rsplit("Traceback", 1)[-1].splitlines()[-8:]
+    if any(_LOADS.search(line) is not None for line in frames):
+        return True
+    said = near.rpartition("Traceback")
+    quoted = "  File " not in said[2] and after == "" and _BROUGHT.search(said[0] or said[2]) is not None
+    return bool(ends) and quoted

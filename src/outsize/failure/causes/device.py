@@ -71,6 +71,21 @@ def bfc_fragmentation(case: Case) -> Cause | None:
     )
 
 
+def tpu_pieces(case: Case) -> Cause | None:
+    """A TPU that has as much, but not in one piece."""
+    need, free, piece = case.need, case.failure.free_bytes, case.extra("reservable_bytes")
+    if case.failure.framework != "jax" or need is None or free is None or need > free:
+        return None
+    longest = "" if piece is None or piece >= need else f", {said(piece)} of them in one piece"
+    return make_cause(
+        CauseName.FRAGMENTATION,
+        f"{said(need)} were asked for while {said(free)} of the TPU's memory were free{longest}: arrays of earlier steps, or of "
+        "an earlier program, lie between.",
+        certain=bool(longest),
+        decide="the arrays that are alive before the step: jax.live_arrays()",
+    )
+
+
 def fraction(case: Case) -> Cause | None:
     """A cap that the program set itself."""
     limit, need, free = case.failure.limit_bytes, case.need, case.failure.free_bytes
@@ -184,7 +199,7 @@ def other_process(case: Case) -> Cause | None:
             f"{said(others)} of the card are held by nobody this message names: this process holds "
             f"{said(case.mine)} of {said(case.failure.total_bytes)} and {said(case.failure.free_bytes)} were free. "
             "Another process, another user or the desktop has the rest.",
-            certain=case.extra("process_in_use_bytes") is not None and others > 0.25 * (case.failure.total_bytes or 0),
+            certain=case.in_use is not None and others > 0.25 * (case.failure.total_bytes or 0),
             decide=case.who_holds,
         )
     return None
@@ -315,13 +330,13 @@ LARGE_WEIGHT = 2**29
 
 def weights_refused(case: Case) -> Cause | None:
     """A weight of a graph: it is made before any batch."""
-    if not case.makes_weights or case.failure.allocated_bytes is not None:
+    if not case.makes_weights or case.on_host or case.failure.allocated_bytes is not None:
         return None
-    if (case.need or 0) >= LARGE_WEIGHT:
+    if (case.weights_of_graph or 0) >= LARGE_WEIGHT:
         return make_cause(
             CauseName.TRUE_NEED,
-            f"One weight alone takes {said(case.need)}; its gradient and the optimizer's copies take as much each. No batch "
-            "makes it smaller: the layer has too many inputs or outputs.",
+            f"One weight alone takes {said(case.weights_of_graph)}; its gradient and the optimizer's copies take as much each. "
+            "No batch makes it smaller: the layer has too many inputs or outputs.",
         )
     if case.one_at_a_time:
         return make_cause(

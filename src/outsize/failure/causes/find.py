@@ -60,9 +60,17 @@ def warning_only(case: Case) -> Cause | None:
 
 
 def hardly_meant(case: Case) -> Cause | None:
-    """More than nearly every machine has, in one piece whose shape nobody named."""
-    if case.need is None or case.need < 2**43 or case.failure.shape is not None:
+    """More than nearly every machine has, in one piece whose shape nobody named, or in one single axis."""
+    shape = case.failure.shape
+    if case.need is None or case.need < 2**43 or (shape is not None and len(shape) != 1):
         return None
+    if shape is not None:
+        return make_cause(
+            CauseName.IMPOSSIBLE,
+            f"One axis of {shape[0]:,} elements, {said(case.need)}, is more than nearly any machine has: rows were multiplied (a "
+            "join or an index whose keys repeat), or the length overflowed. More memory will not help.",
+            decide="print the lengths before the call, and whether the index repeats: df.index.is_unique",
+        )
     return make_cause(
         CauseName.IMPOSSIBLE,
         f"One request of {said(case.need)} is more than nearly any machine has: a length was probably read from corrupt "
@@ -217,7 +225,7 @@ RULES: tuple[Rule, ...] = (
     host.address_space_check, host.fork, host.narrow_program, host.commit_limit, host.container_kill, host.job_kill,
     host.machine_kill, device.kv_cache, device.small_program, device.tpu, device.gives_nothing, device.watermark,
     device.prealloc, host.heap, device.library_room, host.free_though, host.multiplied, host.broadcast, hardly_meant,
-    larger_than_device, device.fragmentation, device.fraction, device.own_share, device.bfc_fragmentation,
+    larger_than_device, device.fragmentation, device.tpu_pieces, device.fraction, device.own_share, device.bfc_fragmentation,
     device.refused_though_free, device.free_though, device.refused_block, device.driver_refused, device.weights_refused,
     device.left_over, device.kept, device.other_process, device.graph_pools, host.rlimit, host.small_request, host.grown,
     host.told_full, host.signal, true_need, unsaid,

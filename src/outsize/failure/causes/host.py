@@ -297,7 +297,7 @@ def signal(case: Case) -> Cause | None:
     """SIGKILL without a word."""
     if case.failure.extra.get("signal") != "Killed":
         return None
-    if case.format == "workers-gone":
+    if case.format in ("workers-gone", "loader-gone"):
         return make_cause(
             CauseName.KILLED,
             "A worker process is gone without a word of its own: as a rule the kernel killed it because RAM, or the container's "

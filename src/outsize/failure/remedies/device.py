@@ -66,7 +66,7 @@ def stop_others(case: Case) -> Iterator[Remedy]:
     if (case.gap == 0 and not case.strangers) or case.format == "vllm-sleep":
         return
     if case.ranks_on_one_card:
-        yield remedy("one_card_a_rank", sum((size for _, size in case.strangers if size < CONTEXT)))
+        yield remedy("one_card_a_rank", sum(size for _, size in case.strangers if size < CONTEXT) or case.others)
         return
     for pid, size in case.strangers[:3]:
         yield remedy("end_process", size, pid=pid)
@@ -174,7 +174,7 @@ _ON_A_MAC = {
     Work.PAINTS: ("smaller_pictures", "smaller_model"),
 }
 """The same where RAM is the card's: nothing is gained by moving weights."""
-_IN_RAM = {Work.PAINTS: ("smaller_model", "smaller_pictures")}
+_IN_RAM = {Work.PAINTS: ("smaller_model", "smaller_pictures"), Work.LOADS: ("lighter_weights_in_ram",)}
 """The same where RAM is what ran out."""
 _WITH_ONE_LARGE_REQUEST = {Work.PAINTS: ("smaller_pictures", "low_vram", "smaller_model")}
 """Work -> what to do: the weights out of the way, then less at once; the other way round where one request is large."""
@@ -235,7 +235,8 @@ def train_smaller(case: Case) -> Iterator[Remedy]:
     missing = max(0, (case.gap or 0) - (case.slack or 0)) or None
     halved = case.need // 2 if case.need is not None and case.need >= 2**28 else None
     halved = halved if halved is not None and halved >= (missing or 0) and not case.programs else None
-    halved = None if case.one_at_a_time or (case.on_host and case.says_rising) else halved
+    promised = case.on_windows and case.on_host and (case.need or 0) < 2**32  # what the page file decides
+    halved = None if case.one_at_a_time or promised or (case.on_host and case.says_rising) else halved
     if case.work is Work.EVALUATES:
         yield remedy("evaluate_less_at_once", halved or (None if case.programs else case.gap))
         halved = None  # what follows is for training

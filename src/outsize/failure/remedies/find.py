@@ -34,7 +34,7 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
     ),
     CauseName.LARGER_THAN_MACHINE: (
         tensor.keep_sparse, host.data_by_batches, tensor.open_grid, tensor.fewer_pictures, tensor.pairs_in_blocks,
-        tensor.smaller_input, tensor.smaller_tensor, device.train_smaller, host.less_in_ram,
+        tensor.smaller_input, tensor.smaller_tensor, device.train_smaller, host.larger_page_file_too, host.less_in_ram,
     ),
     CauseName.LARGER_THAN_LIMIT: (
         tensor.smaller_tensor, device.raise_fraction, host.raise_limit, device.train_smaller,
@@ -63,15 +63,16 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
         device.keep_no_graphs, device.less_at_once, host.stop_growing, device.train_smaller, host.less_in_ram,
     ),
     CauseName.ALREADY_FULL: (
-        tensor.keep_sparse, tensor.fewer_pictures, host.larger_page_file, host.see_what_fills_ram,
+        tensor.keep_sparse, tensor.fewer_pictures, host.larger_page_file, host.lighter_weights, host.see_what_fills_ram,
         device.train_smaller, host.less_in_ram,
     ),
     CauseName.TRUE_NEED: (
-        tensor.keep_sparse, host.data_by_batches, tensor.open_grid, tensor.fewer_pictures,
-        host.in_frames, tensor.pairs_in_blocks, tensor.was_it_meant,
+        tensor.keep_sparse, host.results_by_batches, host.data_by_batches, tensor.open_grid, tensor.fewer_pictures,
+        tensor.pairs_in_blocks, host.in_frames, tensor.was_it_meant,
         tensor.smaller_input,
-        host.larger_page_file, device.see_which_of_two,
-        tensor.smaller_tensor, device.train_smaller, device.expandable, device.shorter_requests, host.less_in_ram,
+        host.larger_page_file, host.lighter_weights, device.see_which_of_two,
+        tensor.smaller_tensor, device.train_smaller, host.larger_page_file_too, device.expandable, device.shorter_requests,
+        host.less_in_ram,
     ),
 }  # fmt: skip
 """Cause -> the remedies worth trying; what the framework itself offers comes before those for any program on a host."""
@@ -85,6 +86,10 @@ _INPUTS = re.compile(
 """A remedy that makes inputs smaller, and nothing else."""
 _SETTING = re.compile(r"(?:--?)?([a-z][\w-]{3,40})[ =:]{1,2}([0-9][0-9.]{2,20})\b")
 """A setting with a number of three digits and more at the start of a line of advice."""
+_FIRST = (tensor.keep_sparse, device.see_which_of_two)
+"""What the message itself shows, and the check that tells two causes apart: before any program's own knobs."""
+_OF_TORCH = re.compile(r"\btorch\.|\bpipe\.|from_pretrained\(|model\.half\(|BitsAndBytes")
+"""Code that only PyTorch runs."""
 _DEVICE_ONLY = {device.expandable, device.steady_sizes, device.fewer_graphs, device.raise_fraction}
 _HOST_ONLY = {
     host.less_in_ram, host.lift_ulimit, host.add_swap, host.see_whether_it_was_memory, host.see_who_holds_ram,
@@ -101,7 +106,7 @@ def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
     alone = causes[0].name in (CauseName.BROADCAST, CauseName.IMPOSSIBLE)
     for place, cause in enumerate(causes[: 1 if alone else 2]):
         for offered in _remedies(case, cause.name):
-            remedy = left_to_do(offered, case.text)
+            remedy = None if _is_foreign(case, offered) else left_to_do(offered, case.text)
             if remedy is not None and (
                 remedy.saves is None or remedy.saves > 0
             ):  # what a candidate's way gives is given only if it is the cause
@@ -116,6 +121,12 @@ def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
 def _rank(case: Case, remedy: Remedy) -> tuple[bool, int, bool]:
     """What comes first has the least."""
     return not _is_stated(case, remedy), -(remedy.saves or 0), _was_tried(case, remedy) or _is_no_way(case, remedy)
+
+
+def _is_foreign(case: Case, remedy: Remedy) -> bool:
+    """True where another framework's card is full than the one whose code the remedy is."""
+    other = case.failure.framework in ("jax", "tensorflow") and case.on_device
+    return other and _OF_TORCH.search(remedy.how.partition("   #")[0]) is not None
 
 
 def _was_tried(case: Case, remedy: Remedy) -> bool:
@@ -150,6 +161,9 @@ def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
         makers = [maker for maker in makers if maker is not tensor.smaller_tensor]
     late = {*_HOST_ONLY, tensor.smaller_tensor} if case.in_graph else _HOST_ONLY
     yield from _offers(case, cause, case.managers)
+    for maker in makers:
+        if maker in _FIRST:
+            yield from maker(case)
     yield from device.for_the_phase(case)
     if cause == CauseName.KILLED:
         yield from host.more_for_the_build(case)

@@ -11,6 +11,7 @@ from outsize.failure.case import Case, make_remedy
 from outsize.failure.framework import CONTAINER, framework
 from outsize.failure.remedies.texts import remedy
 from outsize.failure.signs import IN_A_POD, JOB_KILL, POOL_OF_JAVA
+from outsize.failure.work import Work
 
 _NOT_RAISED = ("java-reserve",)
 """Wordings of a limit that was too high."""
@@ -60,6 +61,12 @@ def data_by_batches(case: Case) -> Iterator[Remedy]:
         yield remedy("data_by_batches", case.need)
 
 
+def results_by_batches(case: Case) -> Iterator[Remedy]:
+    """What every batch gave, put together in RAM at the end: no batch makes that smaller."""
+    if case.joins_results and case.on_host and (case.need or 0) >= 2**30:
+        yield remedy("results_by_batches", case.need)
+
+
 def see_which_limit(case: Case) -> Iterator[Remedy]:
     """The text itself says that memory is free."""
     if case.told_enough and case.on_host and not case.on_windows:
@@ -82,8 +89,19 @@ def wider_program(case: Case) -> Iterator[Remedy]:
 
 def larger_page_file(case: Case) -> Iterator[Remedy]:
     """Windows promises only what RAM and the page file have together."""
-    if case.on_windows and case.on_host:
+    if case.on_windows and case.on_host and not _is_large(case):
         yield remedy("larger_page_file")
+
+
+def larger_page_file_too(case: Case) -> Iterator[Remedy]:
+    """The same, after what makes a large request smaller."""
+    if case.on_windows and case.on_host and _is_large(case):
+        yield remedy("larger_page_file")
+
+
+def _is_large(case: Case) -> bool:
+    """True where one request is more than any page file should serve, or where the text names a large input."""
+    return (case.need or 0) >= 2**32 or (case.need is None and signs.LARGE_INPUT.search(case.text) is not None)
 
 
 def add_swap(case: Case) -> Iterator[Remedy]:
@@ -180,7 +198,8 @@ def in_frames(case: Case) -> Iterator[Remedy]:
 
 def lighter_weights(case: Case) -> Iterator[Remedy]:
     """A model that is read into RAM before it goes anywhere."""
-    if case.loads_shards and not case.on_device:
+    reads = case.on_host and case.on_torch and case.work is Work.LOADS
+    if reads or (case.loads_shards and not case.on_device):
         yield remedy("lighter_weights_in_ram")
 
 

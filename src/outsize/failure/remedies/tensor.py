@@ -82,6 +82,8 @@ def less_in_one_step(case: Case) -> Iterator[Remedy]:
 def fewer_pictures(case: Case) -> Iterator[Remedy]:
     """An array in RAM whose shape is that of pictures: what fills RAM is how many of them are held, and how large they are."""
     shape = case.pictures
+    if case.reads_raster and case.failure.shape and (case.need or 0) >= 2**28:
+        yield remedy("part_of_raster", case.need)
     if shape is None:
         return
     count, height, width = shape
@@ -158,8 +160,8 @@ def _in_pieces(case: Case, spec: Spec) -> Iterator[Remedy]:
 
 def pairs_in_blocks(case: Case) -> Iterator[Remedy]:
     """A matrix with two long axes: was it meant, is it mostly zeros, or some rows at a time."""
-    need, pair = case.need, case.long_pair
-    if pair is None or need is None or need < 2**32 or not case.on_host:
+    need, pair = case.need, case.long_pair or _wide_matrix(case)
+    if pair is None or need is None or need < 2**32 or not case.on_host or case.reads_raster:
         return
     rows = max(1, (2**28 * _rows(case, pair)) // need)
     if pair[0] != pair[1]:
@@ -168,6 +170,13 @@ def pairs_in_blocks(case: Case) -> Iterator[Remedy]:
         yield remedy("see_both_lengths", need, pair_0=pair[0], pair_1=pair[1], rows=rows)
         return
     yield remedy("pairs_in_blocks", need, rows=rows)
+
+
+def _wide_matrix(case: Case) -> tuple[int, int] | None:
+    """A matrix of at least 8 GiB whose shorter axis is thousands long: as a rule most of it is zeros."""
+    shape = case.failure.shape or ()
+    wide = len(shape) == 2 and min(shape) >= 5_000 and (case.need or 0) >= 2**33
+    return (max(shape), min(shape)) if wide else None
 
 
 def fewer_rows(case: Case) -> Iterator[Remedy]:

@@ -1,0 +1,173 @@
+"""A message as a terminal prints it: what its wording, its frames and its numbers decide before anything else."""
+
+import pytest
+
+import outsize
+
+DENSE = """  File "fit.py", line 40, in <module>
+    table = counts.toarray()
+  File "/usr/lib/python3/dist-packages/scipy/sparse/_base.py", line 1187, in _process_toarray_args
+    return np.zeros(self.shape, dtype=self.dtype, order=order)
+MemoryError
+"""
+HANDLE = """  File "tune.py", line 31, in main
+    engine.backward(loss)
+  File "/opt/lib/python3.11/site-packages/deepspeed/runtime/engine.py", line 1827, in backward
+    self.optimizer.backward(loss)
+RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`
+"""
+RANKS = """  File "/opt/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1326, in convert
+    return t.to(
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 128.00 MiB. GPU 0 has a total capacity of 79.10 GiB of which \
+11.00 MiB is free. Process 911 has 0 bytes memory in use. Process 913 has 0 bytes memory in use. Process 912 has 0 bytes memory \
+in use. Including non-PyTorch memory, this process has 0 bytes memory in use. Of the allocated memory 9.50 GiB is allocated by \
+PyTorch, and 90.00 MiB is reserved by PyTorch but unallocated.
+"""
+LOADED = """[rank1]:   File "/venv/lib/python3.12/site-packages/torch/nn/modules/module.py", line 1329, in convert
+[rank1]:     return t.to(
+[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 462.00 MiB. GPU 1 has a total capacity of 79.19 GiB of \
+which 405.00 MiB is free. Including non-PyTorch memory, this process has 78.79 GiB memory in use. Of the allocated memory \
+77.40 GiB is allocated by PyTorch, and 416.38 MiB is reserved by PyTorch but unallocated.
+[rank2]: Traceback (most recent call last):
+[rank2]:   File "/work/train.py", line 109, in <module>
+[rank2]:     trainer.train()
+"""
+BROUGHT = """moving pipeline to cuda
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 80.00 MiB. GPU 0 has a total capacity of 15.98 GiB of which 84.00 \
+MiB is free. Of the allocated memory 15.44 GiB is allocated by PyTorch, and 26.59 MiB is reserved by PyTorch but unallocated.
+"""
+TPU_PIPE = """  File "draw.py", line 9, in <module>
+    images = pipe(prompt, params, jit=True).images
+  File "/usr/lib/python3/site-packages/diffusers/pipelines/pipeline_flax_stable_diffusion.py", line 275, in __call__
+RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 21.90G of 7.48G hbm.
+"""
+TPU_PIECES = (
+    "RESOURCE_EXHAUSTED: Attempting to reserve 6.50G at the bottom of memory. That was not possible. There are 6.80G free, 0B "
+    "reserved, and 3.30G reservable."
+)
+XLA = """W tsl/framework/bfc_allocator.cc:485] Allocator (GPU_0_bfc) ran out of memory trying to allocate 30.00GiB
+Execution of replica 0 failed: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 32212254720 bytes."""
+ADAM = """tensorflow.ResourceExhaustedError: OOM when allocating tensor with shape[131072,2048]
+     [[Node: training/Adam/mul_3 = Mul[T=DT_FLOAT, _device="/job:localhost/replica:0/task:0/gpu:0"](Adam/beta, Variable/read)]]"""
+PICTURE = """\
+OOM when allocating tensor with shape[1,64,1600,1300] and type float on /job:localhost/replica:0/task:0/device:GPU:0 \
+by allocator GPU_0_bfc
+     [[node Conv2D_10 = Conv2D[T=DT_FLOAT](transpose, encoder/conv1_2/kernel/read)]]"""
+CPU = (
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate {} bytes. Error code 12 (Cannot allocate memory)"
+)
+GATHERED = '  File "dump.py", line 88, in dump\n    out = torch.cat(all_features, dim=0)\nRuntimeError: ' + CPU
+READ = '  File "/lib/python3.9/site-packages/torch/serialization.py", line 1116, in load_tensor\nRuntimeError: ' + CPU
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "first"),
+    [
+        (DENSE, "true need", "keep it sparse"),
+        (HANDLE, "true need", "see which of two it is"),
+        (RANKS, "other process", "let each rank open its own card only"),
+        (LOADED, "true need", "weights that take less of the card"),
+        (BROUGHT, "true need", "weights that take less of the card"),
+        (TPU_PIPE, "true need", "less at once"),
+        (TPU_PIECES, "fragmentation", "let go of arrays of earlier steps"),
+        (XLA, "true need", "less at once"),
+        (ADAM, "true need", "fewer inputs to that layer"),
+        (PICTURE, "true need", "smaller images"),
+        (GATHERED.format(26_214_400_000), "true need", "write what each batch gives to disk"),
+        (READ.format(180_355_072), "memory already full", "read the weights in 16 bits"),
+        (
+            "alloc_cpu() seems to have been called with negative number: 18446744072009756672",
+            "impossible request",
+            "look where the length comes from",
+        ),
+        (
+            "Unable to allocate 135. TiB for an array with shape (18588824900024,) and data type int64",
+            "impossible request",
+            "look where the length comes from",
+        ),
+        (
+            "MemoryError: Unable to allocate 113. GiB for an array with shape (9992, 3033596) and data type float32",
+            "true need",
+            "see whether 3,033,596 x 9,992 was meant",
+        ),
+        ('  File "a.py", line 2, in f\n    x = np.insert(x, 0, 1)\nMemoryError`', "true need", "stream large arrays"),
+        (
+            "DefaultCPUAllocator: not enough memory: you tried to allocate 1069551616 bytes.",
+            "true need",
+            "enlarge the page file",
+        ),
+    ],
+)
+def test_the_message_alone_decides(text, cause, first):
+    found = outsize.explain(text)
+    assert str(found.cause.name) == cause
+    assert found.remedies[0].name.startswith(first)
+
+
+def test_a_phone_has_no_page_file():
+    text = "E/AndroidRuntime: DefaultCPUAllocator: not enough memory: you tried to allocate 38400000 bytes."
+    assert not any("page file" in remedy.name for remedy in outsize.explain(text).remedies)
+
+
+@pytest.mark.parametrize(("made", "first"), [("256", "halve the batch"), ("2", "half of axis 0")])
+def test_a_batch_that_was_made_smaller_and_is_still_large_can_become_smaller(made, first):
+    text = (
+        "OOM when allocating tensor with shape[256,192,64,64] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by "
+        f"allocator GPU_0_bfc\nI have reduced batch_size to {made} and the error persists."
+    )
+    assert outsize.explain(text).remedies[0].name.startswith(first)
+
+
+def test_bytes_of_round_axes_are_no_matrix_of_pairs():
+    assert "pair" not in outsize.explain(CPU.format(1_000_000 * 4 * 84 * 84 * 4)).cause.text
+    assert "pair" in outsize.explain(CPU.format(116_584**2 * 4)).cause.text
+
+
+DENSE_LAYER = """ResourceExhaustedError: OOM when allocating tensor with shape[173056,4096]
+     18     Dense(4096, activation='relu'),
+---> 19     Dense(3)
+"""
+REPLICATED = """RESOURCE_EXHAUSTED
+Traceback (most recent call last):
+  File "/app/model.py", line 70, in __init__
+    self.params = replicate(params)
+  File "/usr/local/lib/python3.8/dist-packages/flax/jax_utils.py", line 56, in replicate
+    return jax.device_put_replicated(tree, devices)
+"""
+RASTER = """  File "osgeo/gdal_array.py", line 422, in BandReadAsArray
+    buf_obj = numpy.empty([buf_ysize, buf_xsize], dtype=typecode)
+MemoryError: Unable to allocate 11.9 GiB for an array with shape (128069, 99432) and data type uint8
+"""
+SEPARATED = "Loading htdemucs ... data. DefaultCPUAllocator: not enough memory: you tried to allocate 12845161792 bytes"
+MANY_MODELS = (
+    "OOM when allocating tensor with shape[25088,4096] and type float on /job:localhost/replica:0/task:0/device:CPU:0 by "
+    "allocator cpu [Op:Add] name: fc1_233/random_uniform/"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "first"),
+    [
+        (DENSE_LAYER, "true need", "fewer inputs to that layer"),
+        (DENSE_LAYER.replace("Dense(4096, ", "TransformerBlock("), "true need", "halve the batch"),
+        (REPLICATED, "true need", "weights in 16 bits"),
+        (RASTER, "true need", "a part of the raster at a time"),
+        (SEPARATED, "true need", "a shorter recording"),
+        (MANY_MODELS, "memory already full", "forget each model before the next is made"),
+        ("RuntimeError: DataLoader worker (pid(s) 14455) exited unexpectedly", "killed", "fewer workers"),
+        (
+            "DefaultCPUAllocator: not enough memory: you tried to allocate 14643363840 bytes.",
+            "true need",
+            "less at once",
+        ),
+    ],
+)
+def test_what_was_asked_for_decides(text, cause, first):
+    found = outsize.explain(text)
+    assert str(found.cause.name) == cause
+    assert found.remedies[0].name.startswith(first)
+
+
+def test_a_worker_that_raised_is_not_killed():
+    text = "ValueError: bad shape\nRuntimeError: DataLoader worker (pid(s) 14455) exited unexpectedly"
+    assert outsize.explain(text).failure is None
