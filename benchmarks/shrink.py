@@ -1,12 +1,14 @@
 """`outsize.shrink` on models that are trained first: bytes, held-out loss before, after, after healing; every method alone.
 
-    python benchmarks/shrink.py gpt cnn vit --seeds 0,1 --rows rows.jsonl  # a Markdown table and a line of JSON for each row
-    python benchmarks/shrink.py --table rows.jsonl                           # all rows as one table
+    python benchmarks/shrink.py gpt cnn vit --seeds 0,1 --rows rows.jsonl  # a line of JSON for each trained model, size, healing
+    python benchmarks/shrink.py --table rows.jsonl                           # all lines as Markdown tables
 
-Each set is found on the batches that `shrink` gets and judged on held-out batches that neither training nor search has seen.
-Before healing methods are fitted to those batches too; with healing, to training batches, as `shrink` does. "peak" is the
-most that the loss of one batch held without gradients, by the account of torch's allocator, weights included. The best method
-alone is the one of the lowest held-out loss of those that are as small, healed as `shrink` would heal it.
+Sets are found on the batches that `shrink` gets and judged on held-out batches that neither training nor search has seen. Before
+healing methods are fitted to those batches too; with healing, to training batches, as `shrink` does. Every set that is small
+enough is also healed whole, so that it can be compared healed and unhealed. "peak" is the most that the loss of one batch
+held without gradients, by the account of torch's allocator, weights included.
+
+The digits are few: they are cut in three, and a seed is three models, so that every digit is held out once. All three are a row.
 """
 
 from __future__ import annotations
@@ -17,17 +19,19 @@ import json
 import math
 import os
 import pathlib
-import statistics
 import tempfile
 import time
 from dataclasses import replace
 from typing import Any
 
+import shrink_table
 import torch
-from shrink_models import MODELS, RATES, train
+from shrink_models import FOLDS, MODELS, RATES, train
 
-from outsize.compression.evaluation import FEW_BATCHES, evaluate, require_loss
-from outsize.compression.healing import Healing, heal
+from outsize.compression import healing as healing_module
+from outsize.compression import sets as sets_module
+from outsize.compression.evaluation import FEW_BATCHES, Measured, evaluate, require_loss
+from outsize.compression.healing import Healing
 from outsize.compression.judge import build, interleave, make_judge, take_few
 from outsize.compression.method import Subject
 from outsize.compression.methods import choose
@@ -39,6 +43,7 @@ from outsize.model.fitting.run.meter import Meter
 
 STEPS = 60
 """Of healing."""
+SIZES = (0.5, 0.25)
 
 
 def file_bytes(before: Any, after: Any) -> int:
@@ -60,144 +65,141 @@ def peak_of(model: Any, subject: Subject) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
+    healing_module.fit = PlainSteps
     words = argparse.ArgumentParser()
     words.add_argument("models", nargs="*", default=["gpt", "cnn", "vit"])
     words.add_argument("--seeds", default="0")
     words.add_argument("--rows", type=pathlib.Path)
+    words.add_argument("--trained", type=pathlib.Path, help="a folder that keeps the trained models")
     words.add_argument("--table", type=pathlib.Path)
     asked = words.parse_args()
     if asked.table is not None:
-        print_table([json.loads(line) for line in asked.table.read_text().splitlines()])
+        shrink_table.show([json.loads(line) for line in asked.table.read_text().splitlines()])
         return
-    for seed in map(int, asked.seeds.split(",")):
-        for name, make in MODELS.items():
-            if make.__name__ in asked.models:
-                run(name, make, seed, asked.rows)
+    for name, make in MODELS.items():
+        if make.__name__ in asked.models:
+            for seed in map(int, asked.seeds.split(",")):
+                for fold in range(FOLDS.get(name, 1)):
+                    run(name, seed, fold, asked.rows, asked.trained)
 
 
-def run(name: str, make: Any, seed: int, file: pathlib.Path | None) -> None:
+class PlainSteps:
+    """The steps that `fit` takes where memory is not short, without its search for a plan, which takes longer than they do."""
+
+    def __init__(self, model: Any, loss: Any, optimizer: Any, batch: Any, **options: Any) -> None:
+        self.model, self.loss, self.optimizer = model, loss, optimizer
+
+    def step(self, batch: Any) -> None:
+        self.optimizer.zero_grad()
+        self.loss(self.model, batch).backward()
+        self.optimizer.step()
+
+    def undo(self) -> None:
+        pass
+
+
+def heal_once() -> Any:
+    """`heal`, which gives the model again that it gave for the same candidates and steps."""
+    known: dict[Any, Any] = {}
+
+    def heal(subject: Subject, chosen: Any, healing: Healing) -> Any:
+        key = frozenset(chosen), healing.steps
+        if key not in known:
+            known[key] = healing_module.heal(subject, chosen, healing)
+        return known[key]
+
+    return heal
+
+
+def run(name: str, seed: int, fold: int, rows: pathlib.Path | None, trained: pathlib.Path | None) -> None:
     """Both sizes, before healing and after it."""
-    began = time.perf_counter()
-    torch.manual_seed(seed)
-    model, loss, training, data, held = make(seed)
-    train(model, loss, training, RATES[name])
+    began = time.process_time()
+    torch.manual_seed(1000 * fold + seed)
+    made = MODELS[name]
+    model, loss, training, data, held = made(seed, fold) if name in FOLDS else made(seed)
+    kept = None if trained is None else trained / f"{made.__name__}-{seed}-{fold}.pt"
+    if kept is not None and kept.exists():
+        model.load_state_dict(torch.load(kept))
+        model.eval()
+    else:
+        train(model, loss, training, RATES[name])
+        if kept is not None:
+            kept.parent.mkdir(exist_ok=True)
+            torch.save(model.state_dict(), kept)
     subject = Subject(model=model, batches=interleave(data), loss=loss)
     held_out = replace(subject, batches=held)
-    print(f"\n## {name}, seed {seed}: {count_bytes(model):,} bytes, held-out loss {evaluate(model, held_out).loss:.4f} "
-          f"(trained in {time.perf_counter() - began:.0f} s), peak {peak_of(model, subject):,}, "
-          f"file {file_bytes(model, model):,}\n", flush=True)  # fmt: skip
     optimizer = functools.partial(torch.optim.AdamW, lr=RATES[name] / 5, weight_decay=0)
     healing = Healing(steps=STEPS, batches=training, seen=training[:FEW_BATCHES], budget=None, optimizer=optimizer)
+    whole = {
+        "model": name, "seed": seed, "fold": fold, "bytes": count_bytes(model), "file": file_bytes(model, model),
+        "peak": peak_of(model, subject), "held": as_list(evaluate(model, held_out)),
+    }  # fmt: skip
+    print(f"{name}, seed {seed}, part {fold}: loss {sum(whole['held']):.5f}", flush=True)
+    tried: dict[str, list[Any]] = {}
+    known: dict[frozenset[Any], dict[str, Any]] = {}
+    sets_module.heal = heal_once()
     for one in (None, healing):
-        for row in report(subject, held_out, one):
-            if file is not None:
-                with file.open("a") as lines:
-                    lines.write(json.dumps({"model": name, "seed": seed, **row}) + "\n")
+        for row in measure(subject, held_out, one, tried, known):
+            print(f"  {row['size']:.0%}, healing {row['healing']}: {row['taken']}, {time.process_time() - began:.0f} s",
+                  flush=True)  # fmt: skip
+            if rows is not None:
+                with rows.open("a") as lines:
+                    lines.write(json.dumps({"whole": whole, **row}) + "\n")
 
 
-def report(subject: Subject, held_out: Subject, healing: Healing | None) -> Any:
-    """The rows of both sizes; with healing or without."""
+def measure(
+    subject: Subject,
+    held_out: Subject,
+    healing: Healing | None,
+    tried: dict[str, list[Any]],
+    known: dict[frozenset[Any], dict[str, Any]],
+) -> Any:
+    """What `shrink` takes at both sizes, with healing or without, and all sets beside it. Trials of methods that are not fitted
+    and what is known of sets are kept in `tried` and `known`."""
     seen = None if healing is None else healing.seen
     judge, quick = make_judge(subject, seen), make_judge(take_few(subject), seen)
-    plain, was = require_loss(subject), evaluate(subject.model, held_out)
-    began = time.process_time()
-    trials, failures = try_alone(quick, quick.find_candidates(choose(None))[0], plain)
-    words = "before healing" if healing is None else f"after {healing.steps} steps of healing"
-    spent = f"{time.process_time() - began:.1f} s of a processor"
-    print(f"{len(trials)} candidates measured alone in {spent}. {' '.join(failures[:3])}\n")
-    before = count_bytes(subject.model)
-    for share in (0.5, 0.25):
-        target, began = int(before * share), time.process_time()
+    plain = require_loss(subject)
+    for method in choose(None):
+        if method.fitted or method.name not in tried:
+            tried[method.name] = try_alone(quick, quick.find_candidates([method])[0], plain)[0]
+    trials = [trial for method in choose(None) for trial in tried[method.name]]
+    for share in SIZES:
+        target = int(count_bytes(subject.model) * share)
         sets = measure_sets(judge, trials, target, plain)
         if healing is not None:
-            sets = heal_sets(subject, sets, target, math.inf, healing, plain)
-        taken = choose_set([one for one in sets if healing is None or one.model is not None], target, math.inf)
+            sets = heal_sets(subject, sets, target, healing, plain)
+        taken = choose_set(sets, target, math.inf)
         assert taken is not None
-        print(
-            f"### to {share:.0%}, {words}: {target:,} bytes, found in {time.process_time() - began:.0f} s of a processor\n"
-        )
-        print("| set | what | RAM | share | file | peak | time | loss on data | held-out loss | change |")
-        print("|---|---|---|---|---|---|---|---|---|---|")
-        judged = {}
-        for one in sets:
-            small = one.noun.bytes <= target
-            model, on_data = one.model or build(subject, one.candidates), one.noun.best_loss
-            if healing is not None and small and one.model is None:  # healed whole here, to be compared
-                healed = heal(subject, one.candidates, healing)
-                found = evaluate(healed, subject)
-                if not found.is_worse(one.measured):
-                    model, on_data = healed, found.loss
-            loss = evaluate(model, held_out)
-            if small:
-                judged[one.noun.name] = loss
-            print_row(subject, one, taken, model, on_data, loss.loss, was.loss, plain.seconds, small)
-        yield compare(taken.noun, judged, words) | {"size": share, "target": target, "was": was.loss}
+        found = [describe(one, subject, held_out, healing, known) for one in sets if one.noun.bytes <= target]
+        yield {
+            "size": share, "target": target, "healing": healing is not None, "plain": as_list(plain),
+            "taken": taken.noun.name, "healed": taken.noun.healed is not None, "sets": found,
+        }  # fmt: skip
 
 
-def print_row(
-    subject: Subject,
-    one: Any,
-    taken: Any,
-    model: Any,
-    on_data: float,
-    loss: float,
-    was: float,
-    seconds: float,
-    small: bool,
-) -> None:
-    name = f"**{one.noun.name}** (taken)" if one.noun.name == taken.noun.name else one.noun.name
-    cells = [name if small else f"{name} (not small enough)", ", ".join(one.noun.parts), f"{count_bytes(model):,}",
-             f"{count_bytes(model) / count_bytes(subject.model):.1%}", f"{file_bytes(subject.model, model):,}",
-             f"{peak_of(model, subject):,}", f"{one.noun.seconds / seconds:.2f}x", f"{on_data:.5f}", f"{loss:.5f}",
-             f"{(loss - was) / was:+.3%}"]  # fmt: skip
-    print("| " + " | ".join(cells) + " |", flush=True)
+def describe(
+    one: Any, subject: Subject, held_out: Subject, healing: Healing | None, known: dict[frozenset[Any], dict[str, Any]]
+) -> dict[str, Any]:
+    """A set in bytes, and its losses on the user's data and on held-out data: unhealed, and healed whole."""
+    key = frozenset(one.candidates)
+    if key not in known:
+        plain = build(subject, one.candidates)
+        known[key] = {
+            "parts": one.noun.parts, "methods": len({part.method for part in one.candidates}), "bytes": count_bytes(plain),
+            "file": file_bytes(subject.model, plain), "peak": peak_of(plain, subject),
+            "data": as_list(evaluate(plain, subject) if one.noun.healed is not None else one.measured),
+            "held": as_list(evaluate(plain, held_out)),
+        }  # fmt: skip
+    row = {"name": one.noun.name, **known[key]}
+    if healing is None:
+        return row
+    healed = sets_module.heal(subject, one.candidates, healing)
+    return row | {"data_healed": as_list(evaluate(healed, subject)), "held_healed": as_list(evaluate(healed, held_out))}
 
 
-def compare(taken: Any, judged: dict[str, Any], words: str) -> dict[str, Any]:
-    """The set that was taken beside the best method alone that is as small, on the held-out data."""
-    alone = [name for name in judged if not name.startswith("mixture")]
-    best = min(alone, key=lambda name: judged[name].loss)
-    row = {
-        "when": words, "taken": taken.name, "parts": taken.parts, "bytes": taken.bytes, "loss": judged[taken.name].loss,
-        "best": best, "best_loss": judged[best].loss, "error": judged[taken.name].doubt(judged[best]),
-    }  # fmt: skip
-    print(f"\nHeld-out, {words}: {taken.name} (taken) - {best} (best alone) = {row['loss'] - row['best_loss']:+.5f} "
-          f"+- {row['error']:.5f}: {verdict(row)}. {pick_elsewhere(taken.name, alone, judged)}\n", flush=True)  # fmt: skip
-    return row
-
-
-def pick_elsewhere(taken: str, alone: list[str], judged: dict[str, Any]) -> str:
-    """The best of several on some batches looks better there than it is. So it is picked on every second batch here and compared
-    on the others, and the other way round."""
-    picked = [min(alone, key=lambda name: sum(judged[name].parts[1 - odd :: 2])) for odd in (0, 1)]
-    pairs = enumerate(judged[taken].parts)
-    changes = [part - judged[picked[number % 2]].parts[number] for number, part in pairs]
-    error = statistics.stdev(changes) * math.sqrt(len(changes))
-    names = f"{picked[1]}, {picked[0]}"
-    return f"Picked on half of the batches ({names}), compared on the others: {sum(changes):+.5f} +- {error:.5f}."
-
-
-def verdict(row: dict[str, Any]) -> str:
-    change = row["loss"] - row["best_loss"]
-    if change <= 0:
-        return "at least as good"
-    return "equal within two standard errors" if change <= 2 * row["error"] else "worse"
-
-
-def print_table(rows: list[dict[str, Any]]) -> None:
-    titles = ("model", "seed", "size", "healing", "bytes", "loss before", "taken", "its loss", "best alone", "its loss",
-              "difference", "standard error", "of the loss", "")  # fmt: skip
-    print("| " + " | ".join(titles) + " |\n|" + "---|" * len(titles))
-    for row in sorted(
-        rows,
-        key=lambda row: (list(MODELS).index(row["model"]), row["seed"], row["when"] != "before healing", -row["size"]),
-    ):
-        change = row["loss"] - row["best_loss"]
-        cells = [row["model"], row["seed"], f"{row['size']:.0%}", "no" if row["when"] == "before healing" else "yes",
-                 f"{row['bytes']:,}", f"{row['was']:.5f}", f"{row['taken']}: {', '.join(row['parts'])}", f"{row['loss']:.5f}",
-                 row["best"], f"{row['best_loss']:.5f}", f"{change:+.5f}", f"{row['error']:.5f}",
-                 f"{change / row['best_loss']:+.3%}", verdict(row)]  # fmt: skip
-        print("| " + " | ".join(map(str, cells)) + " |")
+def as_list(measured: Measured) -> list[float]:
+    """What each batch gives to the mean."""
+    return [float(f"{part:.9g}") for part in measured.parts]
 
 
 if __name__ == "__main__":

@@ -92,9 +92,10 @@ def test_shrink_counts_the_bytes_of_training():
     optimizer = small.optimizer()
     assert isinstance(optimizer, NarrowState) and optimizer.bits == 8
     assert sum(held(small.model, lambda parameters: optimizer)) < small.plan.chosen.bytes <= 0.75 * small.plan.before
+    training = [torch.randn(64, 8) for _ in range(4)]
     healed = outsize.shrink(
-        model, data, loss=square_loss, to="75%", of="training", methods=["state8"], heal=4, training=data, within=1.0
-    )
+        model, data, loss=square_loss, to="75%", of="training", methods=["state8"], within=1.0, heal=4, training=training
+    )  # fmt: skip
     assert healed.plan.chosen.healed < healed.plan.loss
     with pytest.raises(InputError, match="no step can train"):
         outsize.shrink(model, data, loss=square_loss, of="training", methods=["int8"])
@@ -112,8 +113,8 @@ def test_shrink_makes_adapters_where_they_are_named_and_files_keep_what_is_froze
     torch.testing.assert_close(again(x), small.model(x))
     assert [one.requires_grad for one in again.parameters()] == [one.requires_grad for one in small.model.parameters()]
     healed = outsize.shrink(
-        model, data, loss=square_loss, to="45%", methods=["lora"], within=10.0, heal=5, training=data,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-2),
+        model, data, loss=square_loss, to="45%", methods=["lora"], within=10.0, heal=10,
+        training=[torch.randn(64, 8) for _ in range(10)], optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-2),
     )  # fmt: skip
     assert healed.plan.chosen.healed < healed.plan.chosen.loss
 

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 import small_networks
@@ -28,44 +29,60 @@ def measured(losses):
     return Measured(loss=math.fsum(parts), seconds=1.0, parts=parts)
 
 
-def built(name, losses, plain, methods=1, healed=False):
+def built(name, losses, plain, healed=False, methods=1):
     """A set of so many methods whose batches have these losses."""
     found = measured(losses)
     noun = ShrinkSet(
-        name=name, parts=(), bytes=1, loss=found.loss, seconds=1.0, before=0.0, healed=found.loss if healed else None
-    )
+        name=name, parts=(), bytes=1, loss=found.loss, seconds=1.0, before=0.0, healed=found.loss if healed else None,
+        doubt=found.doubt(measured(plain)),
+    )  # fmt: skip
     candidates = tuple(
         Candidate(method=f"{name} {number}", site="", level="", stage=Stage.FACTORS, touches=frozenset(), apply=id)
         for number in range(methods)
     )
-    return BuiltSet(noun=noun, candidates=candidates, measured=found, distance=found.distance(measured(plain)))
+    return BuiltSet(noun=noun, candidates=candidates, measured=found)
 
 
 def draw(seed, fall):
-    """Losses of batches as they were, and twice with noise: the second with noise three times as wide, whose mean lies below the
-    first one's by so many standard errors of their difference."""
+    """Losses of batches as they were, nearly so, and with noise: their mean lies lower by so many standard errors."""
     random = torch.Generator().manual_seed(seed)
     plain, near, far = torch.randn(3, BATCHES, generator=random, dtype=torch.float64)
-    plain, near, far = 5 + plain, 5 + plain + 0.01 * near, 5 + plain + 0.03 * far
-    difference = far - near
-    far = far - difference.mean() - fall * difference.std() / math.sqrt(BATCHES)
-    return plain.tolist(), near.tolist(), far.tolist()
+    far = far - far.mean() - fall * far.std() / math.sqrt(BATCHES)
+    return (5 + plain).tolist(), (5 + plain + 1e-6 * near).tolist(), (5 + plain + 0.01 * far).tolist()
 
 
-@given(st.integers(0, 10**6), st.floats(0.01, 0.95), st.booleans())
+@given(st.integers(0, 10**6), st.floats(0.01, 2.9), st.booleans())
 @examples(60)
 def test_a_mixture_that_is_better_by_chance_is_not_taken(seed, fall, healed):
     plain, near, far = draw(seed, fall)
-    sets = [built("mixture", far, plain, methods=2, healed=healed), built("int8", near, plain, healed=healed)]
+    sets = [built("mixture", far, plain, healed, methods=2), built("int8", near, plain, healed)]
     assert choose_set(sets, 1, math.inf).noun.name == "int8"
 
 
-@given(st.integers(0, 10**6), st.floats(1.05, 10), st.booleans())
+@given(st.integers(0, 10**6), st.floats(3.1, 10), st.booleans())
 @examples(60)
-def test_a_mixture_that_is_better_is_taken(seed, rise, healed):
-    plain, near, far = draw(seed, rise)
-    sets = [built("int8", near, plain, healed=healed), built("mixture", far, plain, methods=2, healed=healed)]
+def test_a_mixture_that_is_better_is_taken(seed, fall, healed):
+    plain, near, far = draw(seed, fall)
+    sets = [built("int8", near, plain, healed), built("mixture", far, plain, healed, methods=2)]
     assert choose_set(sets, 1, math.inf).noun.name == "mixture"
+
+
+@given(st.integers(0, 10**6), st.floats(1.2, 20))
+@examples(60)
+def test_of_two_sets_with_the_same_loss_the_one_that_changes_less_is_taken(seed, wider):
+    plain, _, far = draw(seed, 0.0)
+    wide = [one + wider * (two - one) for one, two in zip(plain, far, strict=True)]
+    sets = [built("float8", wide, plain), built("mixture", far, plain, methods=2)]
+    assert choose_set(sets, 1, math.inf).noun.name == "mixture"
+
+
+def test_of_two_sets_that_measure_the_same_the_smaller_one_is_taken():
+    plain, _, far = draw(0, 0.0)
+    sets = [
+        replace(one, noun=replace(one.noun, bytes=size))
+        for one, size in zip([built("int8", far, plain)] * 2, (9, 8), strict=True)
+    ]
+    assert choose_set(sets, 9, math.inf).noun.bytes == 8
 
 
 @given(st.lists(st.tuples(*[st.floats(-1e3, 1e3)] * 3), min_size=2, max_size=30))
@@ -77,12 +94,9 @@ def test_of_two_losses_at_most_one_is_worse_and_what_both_share_says_nothing(row
     both = [measured([1e3 * far + near for far, near in zip(shared, losses, strict=True)]) for losses in (one, other)]
     gap = abs(abs(first.loss - second.loss) - first.doubt(second))
     assert gap < 1e-6 or both[0].is_worse(both[1]) == first.is_worse(second)
-    assert (
-        first.distance(second) == second.distance(first) >= abs(first.loss - second.loss) / math.sqrt(len(rows)) - 1e-9
-    )
 
 
-@pytest.mark.parametrize(("fall", "taken"), [(0.3, "bf16"), (8.0, "int8")])
+@pytest.mark.parametrize(("fall", "taken"), [(0.3, "bf16"), (1.6, "bf16"), (8.0, "int8")])
 def test_shrink_sees_whether_a_fall_of_the_loss_is_noise(fall, taken):
     torch.manual_seed(0)
     model, data = torch.nn.Linear(64, 64, bias=False), [torch.randn(4, 64) for _ in range(BATCHES)]
@@ -110,14 +124,14 @@ def test_what_can_still_become_the_best_is_healed_and_what_cannot_is_not():
     healing = Healing(
         steps=8, batches=data, seen=data, optimizer=functools.partial(torch.optim.Adam, lr=1e-3), budget=None
     )
-    healed = heal_sets(subject, sets, target, math.inf, healing, plain)
+    healed = heal_sets(subject, sets, target, healing, plain)
     assert {one.noun.name for one in sets if one.noun.bytes <= target} >= {"bf16", "int8", "drop blocks"}
     assert {one.noun.name for one in healed if one.model is not None} >= {"bf16", "int8"}
     assert all(one.model is None for one in healed if one.noun.name == "drop blocks")
 
 
-@pytest.mark.parametrize(("rise", "within", "used"), [(0.3, 1.0, True), (0.3, 1e-4, False), (3.0, 1.0, False)])
-def test_a_healing_is_left_out_where_it_does_harm_and_not_for_noise(rise, within, used):
+@pytest.mark.parametrize(("fall", "used"), [(-3.0, False), (-0.3, False), (0.3, True), (3.0, True)])
+def test_a_healing_is_used_where_it_lowers_the_loss(fall, used):
     class Marked(torch.nn.Module):
         """Its mark is 0 until it is trained."""
 
@@ -131,7 +145,7 @@ def test_a_healing_is_left_out_where_it_does_harm_and_not_for_noise(rise, within
     torch.manual_seed(0)
     data = [torch.randn(4, 32) for _ in range(BATCHES)]
     noise = torch.randn(BATCHES)
-    noise = (noise - noise.mean()) / noise.std() + rise / math.sqrt(BATCHES)
+    noise = (noise - noise.mean()) / noise.std() - fall / math.sqrt(BATCHES)
     planted = {id(batch): 0.01 * float(value) for batch, value in zip(data, noise, strict=True)}
 
     def loss(model, batch):
@@ -139,7 +153,7 @@ def test_a_healing_is_left_out_where_it_does_harm_and_not_for_noise(rise, within
         return plain + (planted[id(batch)] if id(batch) in planted and model.mark.item() else 0.0)
 
     small = outsize.shrink(
-        Marked(), data, loss=loss, to="50%", methods="bf16", within=within, heal=2,
+        Marked(), data, loss=loss, to="50%", methods="bf16", within=1.0, heal=2,
         training=[torch.randn(4, 32) for _ in range(2)],
         optimizer=lambda parameters: torch.optim.SGD(parameters, 1e3),
     )  # fmt: skip

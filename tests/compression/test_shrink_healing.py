@@ -1,10 +1,18 @@
 """Healing: a few steps of training through `fit`, which lower the loss and keep the bytes."""
 
+import pytest
 import small_networks
 import torch
+from effort import examples
+from hypothesis import given
+from hypothesis import strategies as st
 
 import outsize
+from outsize.compression.healing import Healing
+from outsize.compression.method import Subject
+from outsize.compression.overlap import separate
 from outsize.compression.weights import count_bytes
+from outsize.core.errors import InputError
 
 
 def test_healing_lowers_the_loss_and_keeps_the_bytes():
@@ -36,3 +44,55 @@ def test_a_healing_that_does_harm_is_not_used():
     )  # fmt: skip
     assert small.plan.chosen.healed is None and "healed from" not in str(small.plan)
     assert small.plan.chosen.loss < 2 * small.plan.loss
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_healing_that_learns_the_data_by_heart_is_not_used(copies):
+    """The answers are drawn by lot: nothing can be learned from them that helps elsewhere."""
+    torch.manual_seed(0)
+    answers = [(torch.randn(8, 16), torch.randint(0, 4, (8,))) for _ in range(40)]
+    data, fresh = answers[:20], answers[20:]
+    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
+    asked = []
+
+    def loss(model, batch):
+        asked.append(model.training)
+        return small_networks.picture_loss(model, batch)
+
+    training = [tuple(tensor.clone() for tensor in batch) for batch in data] if copies else data
+    small = outsize.shrink(
+        model, data, loss=loss, to="50%", within=0.05, methods=["bf16", "int8"], heal=200, training=training,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-2),
+    )  # fmt: skip
+    assert any(asked) and small.plan.chosen.healed is None
+    assert small.plan.batches == 10
+    assert small.plan.notes[0].startswith(
+        "20 batches are in training and in data: 10 are left out of the training, and"
+    )
+
+    def mean(model):
+        with torch.no_grad():
+            return sum(float(small_networks.picture_loss(model, batch)) for batch in fresh) / len(fresh)
+
+    assert mean(small.model) == pytest.approx(mean(model), rel=0.01)
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=12), st.lists(st.integers(0, 30), min_size=1), st.integers(1, 40)
+)
+@examples(100)
+def test_no_batch_is_trained_on_and_measured_on(data, training, steps):
+    subject = Subject(model=None, batches=[torch.tensor([one]) for one in data], loss=max)
+    healing = Healing(
+        steps=steps, batches=[torch.tensor([one]) for one in training], seen=[], optimizer=None, budget=None
+    )
+    if set(data) <= set(training[: steps + len(data)]) and len(set(training[: steps + len(data)])) == 1:
+        with pytest.raises(InputError, match="give other batches"):
+            separate(subject, healing)
+        return
+    judged, parted, notes = separate(subject, healing)
+    used = [int(batch) for batch, _ in zip(parted.walk(), range(steps), strict=False)]
+    measured = {int(batch) for batch in judged.batches}
+    assert used and measured and not measured & set(used)
+    assert bool(notes) == bool(set(data) & set(training[: steps + len(data)]))
+    assert notes or (judged is subject and parted is healing)

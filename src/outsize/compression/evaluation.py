@@ -6,6 +6,7 @@ so that two models differ only by what was done to them.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import statistics
@@ -50,13 +51,6 @@ class Measured:
         """True where the loss is higher by more than chance explains."""
         return self.loss - other.loss > self.doubt(other)
 
-    def distance(self, other: Measured) -> float:
-        """How far the losses of the batches lie from the other ones, up or down. This shows a change of the model on far fewer
-        batches than the mean does, in which ups and downs cancel by chance."""
-        if not math.isfinite(self.loss) or not math.isfinite(other.loss):
-            return math.inf
-        return math.dist(self.parts, other.parts)
-
 
 def read_batches(data: Any, most: int, what: str = "data") -> tuple[list[Any], bool]:
     """The batches, and whether there were more. A tensor, tuple or table is one batch; a list or loader holds many."""
@@ -75,6 +69,29 @@ def read_batches(data: Any, most: int, what: str = "data") -> tuple[list[Any], b
     if not found:
         raise InputError(f"{what} has no batches: shrink takes nothing away without measuring on your data")
     return found[:most], len(found) > most
+
+
+def fingerprint(batch: Any) -> bytes:
+    """The same for two batches that hold the same."""
+    import torch
+
+    from outsize.model.fitting.batch import tensors_of
+
+    found = hashlib.blake2b(digest_size=16)
+    tensors = tensors_of(batch)
+    for path, tensor in tensors.items():
+        found.update(f"{path} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        try:
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        except (
+            RuntimeError,
+            NotImplementedError,
+            TypeError,
+        ):  # a kind of tensor without plain bytes, such as a sparse one
+            found.update(str(id(tensor)).encode())
+    if not tensors:
+        found.update(repr(batch).encode())
+    return found.digest()
 
 
 def default_loss(model: Any, batch: Any) -> Any:

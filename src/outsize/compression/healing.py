@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from outsize.compression.derived import as_parameters, derive, underive
-from outsize.compression.evaluation import FEW_BATCHES, read_batches
+from outsize.compression.evaluation import FEW_BATCHES, fingerprint, read_batches
 from outsize.compression.judge import build
 from outsize.compression.method import Candidate, Stage, Subject
 from outsize.compression.narrow_state import make_narrow
@@ -41,6 +41,14 @@ class Healing:
     """parameters -> optimizer; None: AdamW."""
     budget: int | str | None
     """Memory that a step may hold."""
+    left_out: frozenset[bytes] = frozenset()
+    """Fingerprints of batches that are not trained on, since the loss is measured on them (`overlap.py`)."""
+
+    def walk(self) -> Iterable[Any]:
+        """The batches that are trained on, once."""
+        for batch in self.batches:
+            if not self.left_out or fingerprint(batch) not in self.left_out:
+                yield batch
 
 
 def read_healing(steps: int, training: Any, optimizer: Any, budget: Any) -> Healing | None:
@@ -155,7 +163,7 @@ def _cycle(healing: Healing) -> Iterable[Any]:
     done = 0
     while done < healing.steps:
         began = done
-        for batch in healing.batches:
+        for batch in healing.walk():
             yield batch
             done += 1
             if done == healing.steps:

@@ -1,9 +1,13 @@
 """Sets of candidates that reach a size, measured: all methods together, each alone, each stage alone.
 
-The set with the lowest loss is not taken blindly: of eight sets one is lowest by chance. One question decides everywhere, batch
-by batch: is this loss higher than that one by more than chance explains (`Measured.is_worse`)? Sets that are not worse than
-the best one are equals, and of equals the one is taken that changed the losses of the batches least. Training changes all of
-them, so of healed equals it is the one of the fewest methods. A healing is left out only where it makes a set worse.
+The set with the lowest loss is not taken blindly: of eight sets one is lowest by chance, and most easily one that changes the
+losses of the batches a lot, up and down. So the loss of a set is read two standard errors of its change above what was measured
+(`cautious_loss`). A set that changes little thus stands before one that changes much, until the batches show that this one is
+better. Sets that are not above the lowest by more than a standard error of the difference between the two are its equals, and
+of equals the one of the fewest methods is taken: a mixture must be better to stand before one method.
+
+A healing is used where it lowers the loss. It changes all sets that are near the user's model alike, so what it does is no matter
+of which set is lowest by chance, and caution would leave out healings that help.
 """
 
 from __future__ import annotations
@@ -34,10 +38,12 @@ class BuiltSet:
     noun: ShrinkSet
     candidates: tuple[Candidate, ...]
     measured: Measured
-    distance: float
-    """From the losses of the batches as they were, before it was healed."""
     model: Any = None
     """The healed model, where it was healed."""
+
+    def equals(self, best: BuiltSet) -> bool:
+        """True where the loss, read with caution, is above that of the best set by no more than chance explains."""
+        return self.noun.cautious_loss - best.noun.cautious_loss <= self.measured.doubt(best.measured)
 
 
 def measure_sets(judge: Judge, trials: Sequence[Trial], target: int, plain: Measured) -> list[BuiltSet]:
@@ -79,7 +85,7 @@ def measure_set(judge: Judge, name: str, chosen: Sequence[Candidate], plain: Mea
         seconds=measured.seconds,
         doubt=measured.doubt(plain),
     )
-    return BuiltSet(noun=noun, candidates=tuple(chosen), measured=measured, distance=measured.distance(plain))
+    return BuiltSet(noun=noun, candidates=tuple(chosen), measured=measured)
 
 
 def _sorted(sets: Iterable[BuiltSet], target: int) -> list[BuiltSet]:
@@ -88,21 +94,19 @@ def _sorted(sets: Iterable[BuiltSet], target: int) -> list[BuiltSet]:
 
 
 def choose_set(sets: Sequence[BuiltSet], target: int, allowed: float) -> BuiltSet | None:
-    """Of the equals of the best one the gentlest, healed or not; None where no set will do."""
-    equals = find_equals([one for one in sets if one.noun.bytes <= target and one.noun.best_loss <= allowed])
-    if all(one.noun.healed is None for one in equals):
-        return min(equals, key=lambda one: one.distance, default=None)
-    return min(equals, key=lambda one: (len({part.method for part in one.candidates}), one.measured.loss))
-
-
-def find_equals(sets: Sequence[BuiltSet]) -> list[BuiltSet]:
-    """Those that are not worse than the one of the lowest loss."""
-    best = min(sets, key=lambda one: one.measured.loss, default=None)
-    return [] if best is None else [one for one in sets if not one.measured.is_worse(best.measured)]
+    """Of the sets that reach the size and equal the best one, that of the fewest methods; None where no set will do."""
+    fitting = [one for one in sets if one.noun.bytes <= target and one.noun.best_loss <= allowed]
+    best = min(fitting, key=lambda one: one.noun.cautious_loss, default=None)
+    if best is None:
+        return None
+    equals = [one for one in fitting if one is best or one.equals(best)]
+    return min(
+        equals, key=lambda one: (len({part.method for part in one.candidates}), one.noun.cautious_loss, one.noun.bytes)
+    )
 
 
 def heal_sets(
-    subject: Subject, sets: Sequence[BuiltSet], target: int, allowed: float, healing: Healing, plain: Measured
+    subject: Subject, sets: Sequence[BuiltSet], target: int, healing: Healing, plain: Measured
 ) -> list[BuiltSet]:
     """The sets that reach the size, healed and measured again; lowest loss first.
 
@@ -113,7 +117,7 @@ def heal_sets(
     def trained(one: BuiltSet, steps: int) -> BuiltSet:
         model = heal(subject, one.candidates, replace(healing, steps=steps))
         found = evaluate(model, subject)
-        if found.is_worse(one.measured) or one.noun.loss <= allowed < found.loss:  # it does harm
+        if found.loss >= one.measured.loss:  # it did not help on batches that it did not see
             return replace(one, model=build(subject, one.candidates))
         noun = replace(one.noun, healed=found.loss, doubt=found.doubt(plain), bytes=subject.count(model))
         return replace(one, noun=noun, measured=found, model=model)

@@ -19,6 +19,7 @@ from outsize.compression.healing import NO_FUNCTION, Healing, read_healing
 from outsize.compression.judge import Judge, build, interleave, make_judge, take_few
 from outsize.compression.method import Subject
 from outsize.compression.methods import choose
+from outsize.compression.overlap import separate
 from outsize.compression.search import Trial, try_alone
 from outsize.compression.sets import BuiltSet, choose_set, find_nearest, heal_sets, measure_sets
 from outsize.compression.shrunk import Shrunk
@@ -75,6 +76,9 @@ def shrink(
     chosen_methods = choose(methods, trains)
     if trains:
         subject = replace(subject, count=lambda one: count_step(one, optimizer).total)
+    if healing is not None:
+        subject, healing, shared = separate(subject, healing)
+        notes += shared
     before = subject.count(subject.model)
     target = read_size(to, before) if goal is None else None
     plain = require_loss(subject)
@@ -103,10 +107,9 @@ def _search(
     """The plan with the set that is taken, or with the nearest one that could be."""
     sets = measure_sets(judge, trials, plan.target, plain)
     if healing is not None:
-        sets = heal_sets(judge.subject, sets, plan.target, plan.allowed, healing, plain)
+        sets = heal_sets(judge.subject, sets, plan.target, healing, plain)
     plan = replace(plan, sets=tuple(one.noun for one in sets))
-    ready = [one for one in sets if healing is None or one.model is not None]
-    taken = choose_set(ready, plan.target, plan.allowed)
+    taken = choose_set(sets, plan.target, plan.allowed)
     if taken is not None:
         return replace(plan, chosen=taken.noun), taken
     return replace(plan, nearest=find_nearest(judge, trials, plan.target, plan.allowed, plain)), None

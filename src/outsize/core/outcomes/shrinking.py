@@ -8,6 +8,9 @@ from typing import ClassVar
 
 from outsize.core.noun import Noun
 
+CAUTION = 2
+"""Standard errors by which a change of the loss that was measured may be too low by chance."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShrinkCandidate(Noun):
@@ -51,6 +54,12 @@ class ShrinkSet(Noun):
     def best_loss(self) -> float:
         """After healing, where it was healed."""
         return self.loss if self.healed is None else self.healed
+
+    @property
+    def cautious_loss(self) -> float:
+        """Above what was measured by two standard errors of its change: what the loss hardly exceeds on other batches. Sets and
+        healings are compared by it."""
+        return self.best_loss + CAUTION * self.doubt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
