@@ -26,6 +26,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import data as inputs
+import lane_peers
+from peers import CAN
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
@@ -43,11 +45,11 @@ ARENA = ("sum", "expression", "normalise", "matmul", "transpose", "filter")
 """Works that every commit since the first arena can do."""
 NEEDS = {"matmul": ("a", "b"), "filter": ("image",), "unique": ()}
 """Work -> its files, where it is not the tall one."""
-ALONE = ("filter", "sort", "median", "unique", "rfft", "rsvd", "qr")
-"""Works that no peer is written for yet."""
 INTERPRETER = 100
 """MiB of a limit that Python and its libraries take."""
-PEERS = ("memmap", "chunked", "dask", "cubed", "blosc2")
+PEERS = ("memmap", "chunked", "dask", "cubed", "blosc2", "duckdb")
+TABLES = ("sort", "median", "unique")
+"""Works for which numbers are also written as tables."""
 OURS = {"outsize": HERE.parent / "src"}
 """Contestant -> the library that it runs; `--before` adds another."""
 
@@ -144,7 +146,7 @@ def contest(work: str, args: argparse.Namespace) -> dict[str, object]:
     limit = limit_of(work, args.scale)
     floors = [floor(work, args.data, out, limit)]
     rows: dict[str, list[cgroup.Outcome]] = {}
-    peers = [peer for peer in args.peers if work not in ALONE and not args.budget]
+    peers = [peer for peer in args.peers if work in CAN[peer] and not args.budget]
     for name in [*OURS] * args.repeat + peers:
         rows.setdefault(name, []).append(one(name, work, args.data, out, args.seconds, args.budget, args.scale))
         print(show(work, name, rows[name][-1]), flush=True)
@@ -191,10 +193,15 @@ def main() -> int:
         pass
     stems = tuple({stem for work in args.works for stem in NEEDS.get(work, ("tall",))})
     inputs.make(args.data, args.scale, stems)
-    if "unique" in args.works:
+    tables = set(args.works) & set(TABLES) and {"duckdb", "dask"} & set(args.peers)
+    if "unique" in args.works or tables:
         inputs.make_whole(args.data, args.scale)
+    if tables:
+        inputs.make(args.data, args.scale, ("tall",))
+        lane_peers.make_tables(args.data)
     if "blosc2" in args.peers:
-        inputs.make_blosc2(args.data, tuple(stem for stem in stems if stem != "image"))
+        copied = {stem for work in args.works if work in CAN["blosc2"] for stem in NEEDS.get(work, ("tall",))}
+        inputs.make_blosc2(args.data, tuple(sorted(copied)))
     with tempfile.TemporaryDirectory() as folder:
         if args.before:
             OURS["before"] = unpack(args.before, Path(folder))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from data import COSINE_ROWS
+from lane_peers import RUNS, File
 
 
 def _map(data: str, stem: str) -> Any:
@@ -43,7 +44,7 @@ def numpy_chunked(work: str, data: str, out: str, memory: str) -> None:
         c = _new(f"{out}/c.npy", (len(a), b.shape[1]))
         for i in range(0, len(a), edge):
             for j in range(0, b.shape[1], edge):
-                total = np.zeros((edge, edge), "float32")
+                total = np.zeros(c[i : i + edge, j : j + edge].shape, "float32")
                 for k in range(0, len(b), edge):
                     total += np.array(a[i : i + edge, k : k + edge]) @ np.array(b[k : k + edge, j : j + edge])
                 c[i : i + edge, j : j + edge] = total
@@ -113,7 +114,7 @@ def _chunked_rows(work: str, x: Any, rows: int, out: str) -> None:
             z[i : i + rows] = (x[i : i + rows] - mean) / std
         z.flush()
     elif work in ("softmax", "layernorm"):
-        made = _new(f"{out}/s.npy", x.shape)
+        made = _new(f"{out}/{work[0]}.npy", x.shape)
         for i in blocks:
             made[i : i + rows] = (_softmax if work == "softmax" else _layernorm)(np, np.array(x[i : i + rows]))
         made.flush()
@@ -138,21 +139,6 @@ def _chunked_rows(work: str, x: Any, rows: int, out: str) -> None:
         roots.flush()
 
 
-class _File:
-    """A .npy file that dask reads a chunk at a time (it would copy a memory map whole) and stores into."""
-
-    def __init__(self, path: str, shape: tuple[int, ...] | None = None) -> None:
-        self.path = path
-        self.map = np.load(path, mmap_mode="r") if shape is None else _new(path, shape)
-        self.shape, self.dtype, self.ndim = self.map.shape, self.map.dtype, self.map.ndim
-
-    def __getitem__(self, key: Any) -> Any:
-        return np.array(self.map[key])
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.map[key] = value
-
-
 def dask(work: str, data: str, out: str, memory: str) -> None:
     """dask.array on threads."""
     import dask as library
@@ -160,31 +146,31 @@ def dask(work: str, data: str, out: str, memory: str) -> None:
 
     library.config.set(scheduler="threads", num_workers=2)
     if work == "matmul":
-        a, b = (da.from_array(_File(f"{data}/{n}.npy"), chunks=(2048, 2048)) for n in "ab")
-        (a @ b).store(_File(f"{out}/c.npy", (a.shape[0], b.shape[1])), lock=False)
+        a, b = (da.from_array(File(f"{data}/{n}.npy"), chunks=(2048, 2048)) for n in "ab")
+        (a @ b).store(File(f"{out}/c.npy", (a.shape[0], b.shape[1])), lock=False)
         return
-    x = da.from_array(_File(f"{data}/tall.npy"), chunks=(16384, 512))
+    x = da.from_array(File(f"{data}/tall.npy"), chunks=(16384, 512))
     if work == "sum":
         print(x.sum(dtype="float64").compute())
     elif work == "expression":
         print(da.sqrt(da.abs(da.sin(x) * x + 2)).mean().compute())
     elif work == "normalise":
-        ((x - x.mean(axis=0)) / x.std(axis=0)).store(_File(f"{out}/z.npy", x.shape), lock=False)
+        ((x - x.mean(axis=0)) / x.std(axis=0)).store(File(f"{out}/z.npy", x.shape), lock=False)
     elif work == "transpose":
-        x.T.store(_File(f"{out}/t.npy", x.shape[::-1]), lock=False)
+        x.T.store(File(f"{out}/t.npy", x.shape[::-1]), lock=False)
     elif work.startswith("zscore"):
-        ((x - x.mean(axis=0)) / x.std(axis=0)).store(_File(f"{out}/z.npy", x.shape), lock=False)
+        ((x - x.mean(axis=0)) / x.std(axis=0)).store(File(f"{out}/z.npy", x.shape), lock=False)
     elif work in ("softmax", "layernorm"):
         made = (_softmax if work == "softmax" else _layernorm)(da, x)
-        made.store(_File(f"{out}/s.npy", x.shape), lock=False)
+        made.store(File(f"{out}/{work[0]}.npy", x.shape), lock=False)
     elif work == "cosine":
         unit = _unit(da, x[:COSINE_ROWS].rechunk((4096, 512)))
-        (unit @ unit[:4096].T).store(_File(f"{out}/c.npy", (COSINE_ROWS, 4096)), lock=False)
+        (unit @ unit[:4096].T).store(File(f"{out}/c.npy", (COSINE_ROWS, 4096)), lock=False)
     elif work == "argmax":
         np.save(f"{out}/i.npy", x.argmax(axis=1).compute())
     elif work == "three":
         targets = [
-            _File(f"{out}/{name}.npy", shape) for name, shape in (("m", (512,)), ("r", x.shape[:1]), ("q", x.shape))
+            File(f"{out}/{name}.npy", shape) for name, shape in (("m", (512,)), ("r", x.shape[:1]), ("q", x.shape))
         ]
         da.store([x.mean(axis=0), x.max(axis=1), da.sqrt(x)], targets, lock=False)
 
@@ -215,6 +201,24 @@ def cubed(work: str, data: str, out: str, memory: str) -> None:
         library.to_zarr((x - xp.mean(x, axis=0)) / xp.std(x, axis=0), f"{out}/z.zarr", executor=threads)
     elif work == "transpose":
         library.to_zarr(xp.permute_dims(x, (1, 0)), f"{out}/t.zarr", executor=threads)
+    elif work.startswith("zscore"):
+        library.to_zarr((x - xp.mean(x, axis=0)) / xp.std(x, axis=0), f"{out}/z.zarr", executor=threads)
+    elif work == "softmax":
+        grown = xp.exp(x - xp.max(x, axis=1, keepdims=True))
+        library.to_zarr(grown / xp.sum(grown, axis=1, keepdims=True), f"{out}/s.zarr", executor=threads)
+    elif work == "layernorm":
+        mean, spread = (f(x, axis=1, keepdims=True) for f in (xp.mean, xp.var))
+        little = xp.asarray(1e-5, dtype=xp.float32, spec=spec)
+        library.to_zarr((x - mean) / xp.sqrt(spread + little), f"{out}/l.zarr", executor=threads)
+    elif work == "cosine":
+        x = load("tall", (4096, 512))[:COSINE_ROWS]
+        unit = x / xp.sqrt(xp.sum(x * x, axis=1, keepdims=True))
+        library.to_zarr(unit @ xp.permute_dims(unit[:4096], (1, 0)), f"{out}/c.zarr", executor=threads)
+    elif work == "argmax":
+        library.to_zarr(xp.argmax(x, axis=1), f"{out}/i.zarr", executor=threads)
+    elif work == "three":
+        results = [xp.mean(x, axis=0), xp.max(x, axis=1), xp.sqrt(x)]
+        library.store(results, [f"{out}/{name}.zarr" for name in "mrq"], executor=threads)
 
 
 def blosc2(work: str, data: str, out: str, memory: str) -> None:
@@ -241,7 +245,7 @@ def blosc2(work: str, data: str, out: str, memory: str) -> None:
         ((x - library.mean(x, axis=0)) / library.std(x, axis=0)).compute(urlpath=f"{out}/z.b2nd", mode="w")
     elif work in ("softmax", "layernorm"):
         made = _blosc2_softmax(library, x) if work == "softmax" else _blosc2_layernorm(library, x)
-        made.compute(urlpath=f"{out}/s.b2nd", mode="w")
+        made.compute(urlpath=f"{out}/{work[0]}.b2nd", mode="w")
     elif work == "cosine":
         x = x[:COSINE_ROWS]
         unit = x / np.sqrt((x * x).sum(axis=1, keepdims=True))
@@ -269,7 +273,23 @@ def _blosc2_layernorm(library: Any, x: Any) -> Any:
 PEERS: dict[str, Callable[[str, str, str, str], None]] = {
     "memmap": numpy_memmap, "chunked": numpy_chunked, "dask": dask, "cubed": cubed, "blosc2": blosc2,
 }  # fmt: skip
-"""Name -> the peer."""
+"""Name -> the peer, on works that are read region by region."""
+BASIC = ("sum", "expression", "normalise", "matmul", "transpose")
+CAN: dict[str, tuple[str, ...]] = {
+    peer: (
+        *(BASIC if peer in PEERS else ()),
+        *(ROWWISE if peer in PEERS and peer != "memmap" else ()),
+        *RUNS.get(peer, ()),
+    )
+    for peer in (*PEERS, *RUNS)
+}
+"""Peer -> works that it is written for."""
 
 if __name__ == "__main__":
-    PEERS[sys.argv[1]](*sys.argv[2:6])
+    peer, work, *rest = sys.argv[1:6]
+    if work in RUNS.get(peer, ()):
+        RUNS[peer][work](*rest)
+    elif work in CAN[peer]:
+        PEERS[peer](work, *rest)
+    else:
+        sys.exit(f"{peer} is not written for {work}")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -186,6 +187,35 @@ def test_products_and_transposes_do_without_the_blas_symbols(monkeypatch: pytest
     turned = np.empty((200, 300), "float32")
     copy.copy_block(turned, a.T)
     np.testing.assert_array_equal(turned, a.T)
+
+
+@pytest.mark.parametrize(
+    "name", ["sort", "argsort", "median", "rfft", "repeat", "quantile of two axes"]
+)  # each reads the whole array once for every few columns, where it is not turned
+def test_a_small_array_is_turned_where_the_budget_is_smaller(
+    tmp_path: Path, name: str, tune: Callable[..., None]
+) -> None:
+    tune(at_once=0)
+    a = np.random.default_rng(3).random((2000, 700)).astype("float32")
+    np.save(tmp_path / "x.npy", a)
+    x = outsize.open(tmp_path / "x.npy")
+    make: Any = {
+        "sort": lambda m, v: m.sort(v, axis=0),
+        "argsort": lambda m, v: m.argsort(v, axis=0, stable=True),
+        "median": lambda m, v: m.median(v, axis=0),
+        "rfft": lambda m, v: m.fft.rfft(v, axis=0),
+        "repeat": lambda m, v: m.repeat(m.sort(v, axis=0), 2, axis=0),
+        "quantile of two axes": lambda m, v: m.quantile(v.reshape((1000, 2, 700)), 0.25, axis=(0, 1)),
+    }[name]
+    lazy, budget = make(xp, x), 700 << 10
+    plan = lazy.plan(budget=budget)
+    assert sum(step.read for step in plan.steps) < 60 * x.nbytes
+    assert plan.peak() <= budget
+    lazy.save(tmp_path / "y.npy", budget=budget)
+    wanted = make(np, a)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), wanted, rtol=1e-4, atol=1e-2 if name == "rfft" else 1e-6)
+    ample = lazy.plan(budget="1GiB")
+    assert sum(step.read for step in ample.steps) <= 3 * x.nbytes
 
 
 def test_lanes_across_rows_are_turned_in_passes_of_their_own(tmp_path: Path, tune: Callable[..., None]) -> None:

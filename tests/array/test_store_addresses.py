@@ -15,6 +15,7 @@ from stores import read
 from outsize.array.store.formats.remote import RemoteNpy
 from outsize.array.store.io import addresses, connections
 from outsize.array.store.io.addresses import Address
+from outsize.array.store.io.signing import make_signer
 from outsize.core.errors import StoreError
 
 
@@ -211,3 +212,35 @@ def test_connections_that_the_server_closed_meanwhile_are_opened_again(web: Web)
         answer._connection.sock.close()  # as if nobody had used it for long
         answer.close()
         assert out.tobytes() == b"3456"
+
+
+def test_addresses_are_signed_as_the_documentation_of_s3_signs_its_example() -> None:
+    query = (
+        "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAIOSFODNN7EXAMPLE%2F20130524%2Fus-east-1%2Fs3%2Faws4_request"
+        "&X-Amz-Date=20130524T000000Z&X-Amz-Expires=86400&X-Amz-SignedHeaders=host"
+    )
+    secret = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+    signature = "aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404"
+    url = f"https://examplebucket.s3.amazonaws.com/test.txt?{query}&X-Amz-Signature={signature}"
+    sign = make_signer(url, "test.txt", secret)
+    assert sign is not None and sign("test.txt") == url
+    other = sign("folder/a b+c/0")
+    assert other.startswith(f"https://examplebucket.s3.amazonaws.com/folder/a%20b%2Bc/0?{query}&X-Amz-Signature=")
+    assert signature not in other
+    again = make_signer(other, "folder/a b+c/0", secret)
+    assert again is not None and again("test.txt") == url
+
+
+@pytest.mark.parametrize("change", ["secret", "key", "signature", "algorithm"])
+def test_nothing_is_signed_here_that_the_library_signs_otherwise(change: str) -> None:
+    query = (
+        "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=AKIAIOSFODNN7EXAMPLE%2F20130524%2Fus-east-1%2Fs3%2Faws4_request"
+        "&X-Amz-Date=20130524T000000Z&X-Amz-Expires=86400&X-Amz-SignedHeaders=host"
+    )
+    signature = "aeeed9bbccd4d02ee5c0109b86d86835f995330da4c265957d157751f604d404"
+    if change == "signature":
+        signature = signature[::-1]
+    url = f"https://examplebucket.s3.amazonaws.com/test.txt?{query}&X-Amz-Signature={signature}"
+    url = url.replace("HMAC-SHA256", "HMAC-SHA1") if change == "algorithm" else url
+    secret = "another" if change == "secret" else "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
+    assert make_signer(url, "other.txt" if change == "key" else "test.txt", secret) is None

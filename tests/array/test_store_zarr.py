@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from stores import arrays, chunk_shapes, make_buffer, peak_of, read, regions, select, write
 
 from outsize.array.store.formats.zarr import ZarrStore
-from outsize.array.store.io.chunks import choose_chunks
+from outsize.array.store.io.chunks import choose_chunks, cut_regular
+from outsize.array.store.io.decompress import Coding
 from outsize.array.store.registry import create_sink, open_store
 from outsize.core.errors import InputError, StoreError
 
@@ -365,3 +366,29 @@ def test_a_budget_just_above_the_smallest_reads_whole_chunks(tmp_path: Path) -> 
     for lazy in (x.sum(), x.mean(axis=0), xp.median(x)):
         plan = lazy.plan(lazy.plan("1GiB").smallest + 2 * 1000 * 500 * 4)
         assert plan.read <= 2 * 3 * x.nbytes  # of two digits; it was 500 times for a sum
+
+
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)),
+    st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6)),
+    st.data(),
+)
+def test_chunks_of_a_straight_region_are_whole_and_in_one_piece(
+    chunk: tuple[int, ...], chunks: tuple[int, ...], step: tuple[int, ...], data: Any
+) -> None:
+    shape = tuple(c * n for c, n in zip(chunk, chunks, strict=True))
+    store = object.__new__(ZarrStore)
+    store._chunk, store.dtype, store._coding = chunk, np.dtype("i4"), Coding(None, np.dtype("i4"), "C")  # type: ignore[misc]
+    region = tuple(
+        (low, min(n, low + s))
+        for n, s in zip(shape, step, strict=True)
+        for low in [data.draw(st.sampled_from(range(0, n, s)))]
+    )
+    block = np.zeros(tuple(b - a for a, b in region), "i4")
+    targets = [block[piece.target] for piece in cut_regular(region, chunk)]
+    if store._lies_straight(region):
+        assert all(target.shape == chunk and target.flags.c_contiguous for target in targets)
+    elif all(s % c == 0 for s, c in zip(step, chunk, strict=True)) and len(targets) > 1:
+        cut_short = any((b - a) % s for (a, b), s in zip(region, step, strict=True))
+        assert cut_short or not all(target.flags.c_contiguous for target in targets)

@@ -20,9 +20,9 @@ from outsize.array.functions.creation import arange
 from outsize.array.functions.elementwise import real
 from outsize.array.functions.manipulation import concat, flip, pad, roll
 from outsize.array.functions.ufuncs import conj, exp
-from outsize.array.graph.barrier import Settled
 from outsize.array.graph.build import axis_index, permute, whole
 from outsize.array.graph.node import Node
+from outsize.array.graph.turn import settled
 from outsize.array.store.base import Block
 from outsize.array.tuning import current
 from outsize.core.errors import InputError
@@ -219,7 +219,7 @@ def _long(name: str, x: Array, length: int, axis: int, norm: str) -> Array:
     rows = _transform(name, columns, None, axis + 1, plain)
     order = [*range(axis), axis + 1, axis, *range(axis + 2, rows.ndim)]
     turned = permute(rows.node, order)
-    found = Array(Settled(shape=turned.shape, dtype=turned.dtype, inputs=(turned,)))  # read along, it is in crumbs
+    found = Array(settled(turned))  # read along, it is in crumbs
     scale = 1 / math.sqrt(length) if norm == "ortho" else 1 / length if inverse == (norm == "backward") else 1.0
     return found.reshape((*lead, length, *trail)) * scale
 

@@ -127,10 +127,11 @@ class Tuning:
     # Lanes, sorting, filtering and indices
 
     turned: int = 32 << 20
-    """Lanes across the rows of an array from this size on are first turned along them, in a pass of its own."""
+    """Lanes across the rows of an array from this size on are first turned along them, in a pass of its own, whatever the budget;
+    those of a smaller one where that moves less."""
     ranked_lane: int = 1 << 20
     """A lane up to this size is read whole for its median or quantiles; a longer one is gone through in reductions."""
-    rank_piece: int = 1 << 16
+    rank_piece: int = 1 << 15
     """Elements of such a lane that are counted at a time, so that their keys stay in cache."""
     tall_matrix: int = 64 << 20
     """A matrix of few columns larger than this is factored by blocks of its rows, a quarter of this each."""

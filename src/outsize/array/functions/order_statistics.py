@@ -12,9 +12,10 @@ import numpy as np
 from outsize.array.api.lazy import Array
 from outsize.array.functions.elementwise import asarray
 from outsize.array.graph import build as make
-from outsize.array.graph.barrier import Lane, Select, Settled
+from outsize.array.graph.barrier import Lane, Select
 from outsize.array.graph.external_sort import sort_lanes
 from outsize.array.graph.node import Node
+from outsize.array.graph.turn import settled
 from outsize.array.kernels.ranks import Best, Counts, digits_of
 from outsize.array.store.base import Block
 from outsize.array.tuning import current
@@ -33,7 +34,7 @@ def _lanes(x: Any, axis: Any) -> tuple[Node, tuple[int, ...], Node | None]:
     native = make.cast(node, node.dtype.newbyteorder("="))
     turned = make.permute(native, order)
     if order != sorted(order) and node.nbytes > current().turned:
-        turned = Settled(shape=turned.shape, dtype=turned.dtype, inputs=(turned,))
+        turned = settled(turned)
     length = math.prod(node.shape[a] for a in axes)
     lanes = make.reshape(turned, (*(node.shape[a] for a in kept), length))
     ones = tuple(1 if a in axes else n for a, n in enumerate(node.shape))

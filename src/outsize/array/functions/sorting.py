@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.lanes import in_lanes, turn_along
+from outsize.array.api.lanes import in_lanes, turn_last
 from outsize.array.api.lazy import Array
 from outsize.array.functions.manipulation import flip
 from outsize.array.graph import build as make
@@ -38,7 +38,7 @@ def _lane(
                 x.node, axis, function, name=named, length=x.shape[axis], dtype=dtype, memory=memory, beside=beside
             )
         )  # fmt: skip
-    node, _, back = turn_along(x.node, axis, always=True)
+    node, _, back = turn_last(x.node, axis, always=True)
     native = make.cast(node, node.dtype.newbyteorder("="))
     lane = sort_lanes(native, carried=places(node.shape) if name == "argsort" else None)
     return Array(make.permute(lane, back) if back is not None else lane)

@@ -192,9 +192,14 @@ class Index:
         start = np.maximum(0, (before - 1) * self.step + 1)
         stop = np.minimum(after * self.step, lengths)
         doubt = [self._read(lane, r, int(start[r]), int(stop[r])) for r in range(self.number)]
-        whose = np.repeat(np.arange(self.number), [len(part) for part in doubt])
-        order = np.argsort(np.concatenate(doubt), kind="stable")[: rank - int(start.sum())]
-        found: Block = start + np.bincount(whose[order], minlength=self.number)
+        wanted = rank - int(start.sum())
+        if not wanted:
+            return start
+        last = np.partition(np.concatenate(doubt), wanted - 1)[wanted - 1]
+        below = np.array([np.searchsorted(part, last) for part in doubt])
+        equal = np.array([np.searchsorted(part, last, side="right") for part in doubt]) - below
+        earlier = np.cumsum(equal) - equal  # equal elements count in the order of their runs
+        found: Block = start + below + np.clip(wanted - int(below.sum()) - earlier, 0, equal)
         return found
 
     def _of(self, lane: tuple[int, ...]) -> tuple[Block, Block, Block, Block]:

@@ -28,18 +28,22 @@ _LISTED = 18
 """Leading bits up to which every beginning has a line in a list."""
 
 
-def to_keys(values: Block) -> Block:
-    """Unsigned integers in the order of the values: NaN last, as NumPy sorts; both zeros are one."""
+def to_keys(values: Block, keys: Block | None = None, turn: Block | None = None) -> Block:
+    """Unsigned integers in the order of the values: NaN last, as NumPy sorts; both zeros are one. `keys` and `turn` are memory
+    for as many of them, where the caller has it."""
     kind, size = values.dtype.kind, values.dtype.itemsize
     unsigned = np.dtype(f"u{size}")
+    top = unsigned.type(1 << (8 * size - 1))
     if kind in "bu":
         return values.view(unsigned)
     if kind == "i":
-        flipped: Block = values.view(unsigned) ^ unsigned.type(1 << (8 * size - 1))
+        flipped: Block = np.bitwise_xor(values.view(unsigned), top, out=keys)
         return flipped
-    keys: Block = (values + values.dtype.type(0)).view(unsigned)
-    turn = (keys.view(f"i{size}") >> (8 * size - 1)).view(unsigned)  # all bits of a negative number, the sign of others
-    turn |= unsigned.type(1 << (8 * size - 1))
+    signed, sum_ = np.dtype(f"i{size}"), None if keys is None else keys.view(values.dtype)
+    keys = np.add(values, values.dtype.type(0), out=sum_).view(unsigned)
+    shift = signed.type(8 * size - 1)
+    turn = np.right_shift(keys.view(signed), shift, out=None if turn is None else turn.view(signed)).view(unsigned)
+    turn |= top  # all bits of a negative number, the sign of others
     keys ^= turn
     strange = np.isnan(values)
     if strange.any():
@@ -101,35 +105,49 @@ class Counts(Rule):
         states[0][...] = 0
 
     def temporaries(self, elements: int, region: Region) -> int:
-        few = len(self.ranks) <= _FEW
-        rows, listed = (1, 0) if few else (self.rows, 4 << _LISTED)
+        listed = 0 if len(self.ranks) <= _FEW else 4 << _LISTED
         shape = region_shape(region)
         piece = min(self.piece, math.prod(shape[axis] for axis in self.axes))
-        return listed + (48 + self.dtype.itemsize) * piece + (16 * rows << self.bits) + 64 * len(self.ranks)
+        return listed + (64 + 3 * self.dtype.itemsize) * piece + 64 * len(self.ranks) + 4096
 
     def take_block(self, block: Block, region: Region, partial: States, *others: Block) -> None:
         counts, wanted = partial
         counts[...] = 0
         wanted[..., 0, :] = others[0] if others else np.array([0] * len(self.ranks) + [*self.ranks], np.uint64)
+        piece = min(self.piece, math.prod(block.shape[axis] for axis in self.axes))
+        unsigned = np.dtype(f"u{self.dtype.itemsize}")
+        keys, turn, digits = np.empty(piece, unsigned), np.empty(piece, unsigned), np.empty(piece, np.intp)
         for lane in np.ndindex(*self.kept(block.shape)[:-1]):
             starts = np.unique(wanted[lane][0, : len(self.ranks)])
-            table = counts[lane][0].reshape(self.rows, -1)
+            table = counts[lane][0]
             find = self._finder(starts)
             for values in self._pieces(block if self.flat else block[lane]):
-                keys = to_keys(values)
-                if self.first:
-                    table[0] += np.bincount(self._digits(keys), minlength=table.shape[1])
-                    continue
-                begin = keys >> keys.dtype.type(self.shift + self.bits)
-                if find is None:
-                    for row, start in enumerate(starts.astype(keys.dtype)):
-                        table[row] += np.bincount(self._digits(keys[begin == start]), minlength=table.shape[1])
-                    continue
-                rows = find(begin)
-                found = np.flatnonzero(rows >= 0)
-                digits = self._digits(keys[found])
-                digits += rows[found].astype(np.intp) << self.bits
-                table += np.bincount(digits, minlength=table.size).reshape(table.shape)
+                size = (
+                    values.size
+                )  # into the same memory every time: fresh pages cost more than what is counted in them
+                self._count(table, to_keys(values, keys[:size], turn[:size]), starts, find, turn[:size], digits)
+
+    def _count(self, table: Block, keys: Block, starts: Block, find: Any, begin: Block, digits: Block) -> None:
+        """Count the next digit of keys that begin as `starts`, each start in its own part of the table. `begin` and `digits` are
+        memory. (`np.add.at` makes no table of its own, as `np.bincount` does.)"""
+        of = keys.dtype.type
+        if self.first:
+            np.right_shift(keys, of(self.shift), out=begin)
+            digits[: keys.size] = begin
+            np.add.at(table, digits[: keys.size], 1)
+            return
+        np.right_shift(keys, of(self.shift + self.bits), out=begin)
+        if find is None:
+            for row, start in enumerate(starts.astype(keys.dtype)):
+                found = self._digits(keys[begin == start])
+                found += row << self.bits
+                np.add.at(table, found, 1)
+            return
+        rows = find(begin)
+        places = np.flatnonzero(rows >= 0)
+        found = self._digits(keys[places])
+        found += rows[places].astype(np.intp) << self.bits
+        np.add.at(table, found, 1)
 
     def _pieces(self, block: Block) -> Iterator[Block]:
         """All elements, as they lie in memory."""

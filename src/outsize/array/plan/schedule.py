@@ -18,6 +18,7 @@ from outsize.array.graph.barrier import Barrier, Reduce
 from outsize.array.graph.local import Together, cut_rows, make_local, unify
 from outsize.array.graph.node import Source, nodes_below, walk
 from outsize.array.graph.settle import settle
+from outsize.array.graph.turn import turn_lanes
 from outsize.array.passes.base import Pass, Room, Sized, size_barely
 from outsize.array.plan.floor import find_floor
 from outsize.array.plan.layout import Drafts, Layout, Place, UnsizedPass, Wanted, lay_out
@@ -77,6 +78,10 @@ def make_plan(
     if wide or not (found and _at_once(*found[0])):
         each = _fit(plain, sinks, host, drafts)
         found = [*([each] if each and wide else []), *found, *([each] if each and not wide else [])]
+    if host >= smallest and not (found and all(_reads_once(one) for _, passes in found[-1:] for one in passes)):
+        turned = turn_lanes(top) if device is None else top
+        each = None if turned is top else _fit(settle(turned), sinks, host, drafts)
+        found += [each] if each else []
     if found:
         layout, passes = min(found, key=lambda each: _cost(each[1]))
     else:  # what BLAS took generously in one pass, a later one may lack: then all stay bare

@@ -54,6 +54,8 @@ _ENCODER = 4 * MiB
 """Bytes of a compressor's tables: zstd takes about 2.4 MiB at its default level."""
 _LIBRARY_CONSTANT = 256 * 1024
 """Bytes of its event loop, tasks and metadata per call."""
+_BESIDE = 3
+"""Memory of chunks that are read at once over a network may be so many times that of what is wanted: answers take their time."""
 _EVERY_CHUNK = {"write_empty_chunks": True}
 """So that a missing chunk always means a lost one in what we write."""
 
@@ -105,28 +107,43 @@ class ZarrStore(Store):
         return self._objects.path
 
     def extent(self, region: Region) -> int:
-        return self._room(region, most_touched(region, self._chunk, self.shape, on_grid=True))
+        number = most_touched(region, self._chunk, self.shape, on_grid=True)
+        return self._room(region, number, self._lies_straight(region))
 
     def most(self, region: Region) -> int:
-        return self._room(region, most_touched(region, self._chunk, self.shape, on_grid=False))
+        return self._room(region, most_touched(region, self._chunk, self.shape, on_grid=False), False)
 
-    def _room(self, region: Region, number: int) -> int:
+    def _room(self, region: Region, number: int, straight: bool) -> int:
         index = number * round_up(self._sharding.index_bytes) if self._sharding else 0
-        lane, beside = self._lane()
-        return round_up(self.bytes_of(region)) + self._lanes(number, self.bytes_of(region)) * (lane + beside) + index
+        lane, beside = self._lane(straight)
+        lanes = self._lanes(number, self.bytes_of(region), straight)
+        return round_up(self.bytes_of(region)) + lanes * (lane + beside) + index
 
-    def _lane(self) -> tuple[int, int]:
-        """What a chunk takes to be read and decoded, and what its way takes beside it."""
-        decoded = round_up(self._chunk_bytes)
+    def _lies_straight(self, region: Region) -> bool:
+        """True where every chunk of the region is whole and lies in one piece in its block, as it does in all regions of a grid
+        of such ones: then it is read, or decoded, to where it belongs."""
+        coding, cut = self._coding, False
+        if coding is None or coding.order != "C" or coding.dtype != self.dtype:
+            return False
+        for (start, stop), chunk in zip(reversed(region), reversed(self._chunk), strict=True):
+            nested = start % max(1, stop - start) == 0 and (stop - start) % chunk == 0
+            if not nested or (cut and chunk > 1):
+                return False
+            cut = cut or stop - start > chunk
+        return True
+
+    def _lane(self, straight: bool) -> tuple[int, int]:
+        """What a chunk takes to be read and decoded beside its own place, and what its way takes beside that."""
+        decoded, beside = round_up(self._chunk_bytes), round_up(self._objects.beside(self._encoded))
         if self._coding is None:
-            decoded = _LIBRARY_COPIES * decoded + _LIBRARY_CONSTANT + DECODER
-        else:
-            decoded = decoded * self._coding.copies + self._coding.state
-        return self._encoded + decoded, round_up(self._objects.beside(self._encoded))
+            return self._encoded + _LIBRARY_COPIES * decoded + _LIBRARY_CONSTANT + DECODER, beside
+        if straight and self._coding.plain:
+            return 0, beside
+        return self._encoded + decoded * (self._coding.copies - straight) + self._coding.state, beside
 
-    def _lanes(self, number: int, wanted: int) -> int:
+    def _lanes(self, number: int, wanted: int, straight: bool) -> int:
         """How many chunks are read at once of so many, of which so many bytes are wanted."""
-        return max(1, min(wanted // sum(self._lane()), number, self._objects.lanes))
+        return max(1, min(_BESIDE * wanted // max(1, sum(self._lane(straight))), number, self._objects.lanes))
 
     def traffic(self, region: Region) -> int:
         """A bound: chunks touched times the decoded size of one; what was saved is known only after reading."""
@@ -135,9 +152,10 @@ class ZarrStore(Store):
     def read(self, region: Region, buffer: Buffer) -> Block:
         used = self.bytes_of(region)
         block = buffer[:used].view(self.dtype).reshape(region_shape(region))
-        scratch, (lane_bytes, beside) = buffer[round_up(used) :], self._lane()
-        lanes = self._lanes(count_chunks(region, self._chunk), used)
-        lanes = max(1, min(lanes, scratch.nbytes // (lane_bytes + beside)))
+        straight = self._lies_straight(region)
+        scratch, (lane_bytes, beside) = buffer[round_up(used) :], self._lane(straight)
+        lanes = self._lanes(count_chunks(region, self._chunk), used, straight)
+        lanes = max(1, min(lanes, scratch.nbytes // max(1, lane_bytes + beside)))
         give_back(scratch if self._coding is None else scratch[lanes * lane_bytes :])  # for the library's own memory
         pieces = cut_regular(region, self._chunk)
         if self._coding is None:

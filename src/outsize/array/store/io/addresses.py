@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -75,7 +75,7 @@ class Address(Objects):
     def __init__(self, name: str, files: Any, inside: str) -> None:
         self.name, self._files, self._inside = name, files, inside
         self._failed = 0
-        self._signed: tuple[str, float, str] = ("", 0.0, "")
+        self._signed = _Signed()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Address, (self.name, self._files, self._inside)
@@ -173,11 +173,24 @@ class Address(Objects):
         return telling(f"{name} cannot be read", name, (FileNotFoundError,))
 
     def _sign(self, path: str, again: bool) -> str:
-        last, when, url = self._signed
-        if last != path or again or time.monotonic() - when > _SIGNED / 2:
+        signed = self._signed
+        bucket, _, key = path.partition("/")
+        if again or signed.bucket != bucket or time.monotonic() - signed.when > _SIGNED / 2:
             url = _web_address(self._files, path)
-            self._signed = path, time.monotonic(), url
-        return url
+            signed = self._signed = _Signed(bucket, time.monotonic(), path, url, _find_signer(self._files, url, key))
+        if signed.path == path:
+            return signed.url
+        return signed.sign(key) if signed.sign is not None else self._sign(path, True)
+
+
+class _Signed(NamedTuple):
+    """The last address that was asked for, and what makes others of it."""
+
+    bucket: str = ""
+    when: float = 0.0
+    path: str = ""
+    url: str = ""
+    sign: Callable[[str], str] | None = None
 
 
 class _Stream:
@@ -222,6 +235,24 @@ def _web_address(files: Any, path: str) -> str:
     if not connections.reachable(url):
         raise NotImplementedError(url)
     return str(url)
+
+
+def _find_signer(files: Any, url: str, key: str) -> Callable[[str], str] | None:
+    """What signs other addresses as s3fs has signed this one; None where only the library does."""
+    if "X-Amz-Signature" not in url:
+        return None
+    from fsspec.asyn import sync
+
+    from outsize.array.store.io.signing import make_signer
+
+    async def ask() -> Any:
+        found = await files.session.get_credentials()
+        return await found.get_frozen_credentials()
+
+    try:
+        return make_signer(url, key, sync(files.loop, ask).secret_key)
+    except Exception:  # another library, or another version of it
+        return None
 
 
 @functools.cache
