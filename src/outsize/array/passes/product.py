@@ -265,24 +265,38 @@ class ContractPass(Pass):
             return self.domain, False
         panels = [*sorted({n for n in (16, 64, 256, 1024, 2048, 4096, 8192, *self._pieces(k)) if n < k}), k]
         found = [(math.inf, 0, smallest, False)]
-        hidden = self.tuning.hidden_transfer
+        best, hidden, (of_a, of_b) = math.inf, self.tuning.hidden_transfer, self._read_once()
         for rows, columns, stays in itertools.product(_cuts(m, least[0]), _cuts(n, least[1]), (False, True)):
             if rows * (columns + k * stays) * self.working.itemsize > room:
                 continue
-            tiles = -(-m // rows) * -(-n // columns)
+            down, across = -(-m // rows), -(-n // columns)
+            tiles = down * across
             if tiles < self.tuning.spread and self.node.nbytes > self.tuning.small_result:
                 continue  # every worker of a cluster has a tile; a small C is summed in parts instead
-            left = self._rows(center(self.node.shape, (rows, columns)))
-            once = tiles * read_seconds(self._probe_left(left).reads, self.tuning, hidden) if stays else 0.0
+            least_reading = of_a * (1 if stays else across) + of_b * down
+            once = None
             for panel in panels:
+                pieces = -(-k // panel)
+                if least_reading + tiles * pieces * self.tuning.panel_seconds > 1.001 * self.tuning.as_good * best:
+                    continue  # it cannot be as good as what was found
                 box = (rows, columns, panel)
                 size = held(box, stays)
                 if size > room:
                     break
-                found.append((once + self._seconds(box, stays) * tiles * -(-k // panel), size, box, stays))
-        best = min(found)[0]
+                if once is None:
+                    left = self._rows(center(self.node.shape, (rows, columns)))
+                    once = tiles * read_seconds(self._probe_left(left).reads, self.tuning, hidden) if stays else 0.0
+                found.append((once + self._seconds(box, stays) * tiles * pieces, size, box, stays))
+                best = min(best, found[-1][0])
         good = best * self.tuning.as_good
         return min((size, box, stays) for cost, size, box, stays in found if cost <= good)[1:]
+
+    def _read_once(self) -> tuple[float, float]:
+        """Seconds of reading each operand once and in one piece, below which no search goes; 0 where they are not told apart."""
+        if not self._apart:
+            return 0.0, 0.0
+        a, b = (tuple((0, length) for length in child.shape) for child in self.node.inputs)
+        return sum(self._load_apart(0, a).waits), sum(self._load_apart(1, b).waits)
 
     def _pieces(self, length: int) -> set[int]:
         """Indices of the summed axis that some source is read in as a whole, where they are more than any panel: row groups of a
