@@ -171,3 +171,57 @@ def test_what_was_asked_for_decides(text, cause, first):
 def test_a_worker_that_raised_is_not_killed():
     text = "ValueError: bad shape\nRuntimeError: DataLoader worker (pid(s) 14455) exited unexpectedly"
     assert outsize.explain(text).failure is None
+
+
+FRAMES = """  File "stft.py", line 93, in stft
+    windowed_frames = frames * window
+MemoryError: Unable to allocate 581. MiB for an array with shape (148776, 512) and data type float64
+"""
+RECEIVED = """OOM when allocating tensor with shape[2048,4096]
+     [[Node: edge = _Recv[tensor_type=DT_FLOAT, _device="/job:localhost/replica:0/task:0/cpu:0"]()]]
+"""
+POOL = """Limit:                      4928097484
+InUse:                      4928097000
+MaxInUse:                   4928097000
+Execution of replica 0 failed: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 58982400 bytes.
+"""
+STARTED = """(EngineCore_DP0 pid=98) torch.OutOfMemoryError: HIP out of memory. Tried to allocate 1.08 GiB. GPU 0 has a total \
+capacity of 62.47 GiB of which 769.28 MiB is free. Of the allocated memory 61.41 GiB is allocated by PyTorch, and 138.26 MiB is \
+reserved by PyTorch but unallocated.
+Warning: destroy_process_group() was not called before program exit, which can leak resources.
+"""
+WATERMARK = """MPS backend out of memory on an M1 Max 64 GB
+MPS backend out of memory (MPS allocated: 72.40 GB, other allocations: 1.71 GB, \
+max allowed: 81.60 GB). Tried to allocate 256 MB"""
+TRAINED = (
+    '  File "train.py", line 30, in main\n    loss.backward()\nRuntimeError: DefaultCPUAllocator: not enough memory: '
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "first"),
+    [
+        (FRAMES, "true need", "make a part of it at a time"),
+        (FRAMES.replace("frames * window", "np.load(path)"), "true need", "stream it"),
+        (RECEIVED, "true need", "halve the batch"),
+        (POOL, "memory already full", "less at once"),
+        (STARTED, "true need", "smaller weights"),
+        (TRAINED + "you tried to allocate 3699376128 bytes.", "true need", "halve the batch"),
+        (
+            "DefaultCPUAllocator: not enough memory: you tried to allocate %dGB. Buy new RAM!27",
+            "true need",
+            "less at once",
+        ),
+        ("command terminated with exit code 137", "killed", "see whether the pod reached its limit"),
+    ],
+)
+def test_the_wording_says_where_and_for_what(text, cause, first):
+    found = outsize.explain(text)
+    assert str(found.cause.name) == cause
+    assert found.remedies[0].name.startswith(first)
+
+
+def test_the_name_of_a_mac_is_no_limit():
+    failure = outsize.explain(WATERMARK).failure
+    assert failure is not None
+    assert failure.limit_bytes == round(81.6 * 2**30)

@@ -22,6 +22,7 @@ from outsize.failure import signs
 from outsize.failure.advice import BITWISE
 from outsize.failure.framework import list_variables
 from outsize.failure.scene import Scene
+from outsize.failure.work import Work
 
 CONTEXT = 3 * 2**29
 """Bytes that a CUDA context, its libraries and a desktop may hold beside an allocator before we speak of another process."""
@@ -98,6 +99,13 @@ class Case(Scene):
             ):  # no product of round axes
                 return side, side
         return None
+
+    @property
+    def is_beyond_page_file(self) -> bool:
+        """True where one request is more than a page file should serve, or where the text names a large input."""
+        computes = self.work in (Work.TRAINS, Work.EVALUATES, Work.INFERS)
+        named = self.need is None and signs.LARGE_INPUT.search(self.text) is not None
+        return named or (self.need or 0) >= (2**30 if computes else 2**32)
 
     @cached_property
     def slack(self) -> int | None:

@@ -48,6 +48,13 @@ class Shown:
     """True where the text speaks of tokens or points, of which a batch has many."""
     reads_raster = _shown(signs.RASTER)
     """True where a map or a scan is read whole."""
+
+    @cached_property
+    def computes(self) -> bool:
+        """True where a traceback ends in a line that computes: no file is read, and no list of parts is put together."""
+        lines = signs.LAST_LINE.findall(self.text)
+        return bool(lines) and signs.READS.search(lines[-1]) is None
+
     is_node = _shown(signs.NODE)
     """True where the tensor is made inside a graph: nobody's code can take a part of it."""
     on_tpu = _shown(signs.TPU)

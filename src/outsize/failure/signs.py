@@ -19,6 +19,12 @@ DENSE = re.compile(
     r"sparse (?:matri|array|data|format|represent)|scipy\.sparse|\bcs[rc]_(?:matrix|array)|mostly zeros|稀疏",
     re.IGNORECASE,
 )
+LAST_LINE = re.compile(r"^[ \t>|-]*(\S[^\n]*[=(][^\n]*)\n\s*\n?(?:\w+\.)*_?(?:Array)?MemoryError\b", re.MULTILINE)
+"""The line of code that a traceback ends with."""
+READS = re.compile(
+    r"load|read|open\(|fromfile|genfromtxt|np\.array\(|asarray|astype|zeros|empty|full\(|ones\(|stack|concat|append|File \"",
+)
+"""What makes, reads or puts together data."""
 RASTER = re.compile(
     r"ReadAsArray|\brasterio\b|\bQGIS\b|\bGeoTIFF\b|rioxarray|whole[-_ ]slide|openslide|\bgdal_?array|"
     r"raster(?:_?reader|_?layer|_?path)",
@@ -126,7 +132,8 @@ GROWS = re.compile(
     r"epochs?|batch(?:es)?|hours?|"
     r"minutes(?! (?:the|it|my|this) (?:process|kernel|program|script)? ?(?:dies|died))|runs|images|files|rounds|samples)\b|"
     r"memory (?:usage |use )?(?:(?!quick|rapid|sudden|immediate|fast)\w+ )?(?:keeps? )?(?:grow|increas|leak|climb|ris)\w*|"
-    r"\bleak(?:age|ing|s)?\b|epoch goes to [0-9]|iterations? (?:is |at |of |number |about |around |~)*[0-9.,]{1,7}k?\b|gradually|"
+    r"\bleak(?:age|ing|s)?\b(?! resources)|epoch goes to [0-9]|"
+    r"iterations? (?:is |at |of |number |about |around |~)*[0-9.,]{1,7}k?\b|gradually|"
     r"bigger and bigger|more and more|for (?:around|about) [0-9]+ (?:steps|iterations|epochs)|(?:the|"
     r"on) (?:second|2nd|third|3rd|next) (?:epoch|run|"
     r"time|image|round|iteration|call)|"

@@ -53,7 +53,9 @@ _SAVES = re.compile(
     r"\b(?:save_model_and_optimizer|safe_save_model\w*)|保存(?:模型|ckpt|checkpoint)",
     re.IGNORECASE,
 )
-_SERVES = re.compile(r"\bvllm[/\\.:]|VllmWorker|\bvllm serve\b|vLLM API server|\bfrom vllm\b")
+_SERVES = re.compile(
+    r"\(EngineCore(?:_DP[0-9]+)? pid=|\bvllm[/\\.:]|VllmWorker|\bvllm serve\b|vLLM API server|\bfrom vllm\b"
+)
 _PAINTS = re.compile(
     r"ComfyUI(?![/\\]\.?v?env)|\bcomfy[/\\.]|(?:stable-diffusion-|sd-|sd\.|a1111 |automatic1111 )webui|webui-user|"
     r"--(?:med|low)vram|"

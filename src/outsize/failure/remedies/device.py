@@ -235,7 +235,7 @@ def train_smaller(case: Case) -> Iterator[Remedy]:
     missing = max(0, (case.gap or 0) - (case.slack or 0)) or None
     halved = case.need // 2 if case.need is not None and case.need >= 2**28 else None
     halved = halved if halved is not None and halved >= (missing or 0) and not case.programs else None
-    promised = case.on_windows and case.on_host and (case.need or 0) < 2**32  # what the page file decides
+    promised = case.on_windows and case.on_host and not case.is_beyond_page_file
     halved = None if case.one_at_a_time or promised or (case.on_host and case.says_rising) else halved
     if case.work is Work.EVALUATES:
         yield remedy("evaluate_less_at_once", halved or (None if case.programs else case.gap))

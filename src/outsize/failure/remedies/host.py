@@ -89,19 +89,14 @@ def wider_program(case: Case) -> Iterator[Remedy]:
 
 def larger_page_file(case: Case) -> Iterator[Remedy]:
     """Windows promises only what RAM and the page file have together."""
-    if case.on_windows and case.on_host and not _is_large(case):
+    if case.on_windows and case.on_host and not case.is_beyond_page_file:
         yield remedy("larger_page_file")
 
 
 def larger_page_file_too(case: Case) -> Iterator[Remedy]:
     """The same, after what makes a large request smaller."""
-    if case.on_windows and case.on_host and _is_large(case):
+    if case.on_windows and case.on_host and case.is_beyond_page_file:
         yield remedy("larger_page_file")
-
-
-def _is_large(case: Case) -> bool:
-    """True where one request is more than any page file should serve, or where the text names a large input."""
-    return (case.need or 0) >= 2**32 or (case.need is None and signs.LARGE_INPUT.search(case.text) is not None)
 
 
 def add_swap(case: Case) -> Iterator[Remedy]:

@@ -95,13 +95,14 @@ def smaller_input(case: Case) -> Iterator[Remedy]:
     """A large array that somebody's program makes in one piece, where no line of code is shown or no shape is known."""
     if case.failure.framework not in ("numpy", "python", "pandas") or case.need is None or case.need < 2**28:
         return
-    if case.spec is not None and not case.of_another:
+    if case.spec is not None and not (case.of_another or case.computes):
         return
     pieces = "for part in np.array_split(rows, 10): ..."
     if case.spec is not None:
         axis, length = max(enumerate(case.spec.shape), key=lambda pair: pair[1])
         pieces = f"a tenth of axis {axis} at a time: {length} -> {-(-length // 10)}"
-    yield remedy("smaller_input", case.need * 9 // 10, bytes=said(case.need), pieces=pieces)
+    name = "smaller_input" if case.spec is None or case.of_another else "part_at_a_time"
+    yield remedy(name, case.need * 9 // 10, bytes=said(case.need), pieces=pieces)
 
 
 def _narrower(case: Case, spec: Spec) -> Iterator[tuple[str, str]]:
@@ -128,6 +129,7 @@ def _on_disk(case: Case, spec: Spec) -> Iterator[Remedy]:
     if not mib or case.on_torch:
         return
     data = "if it is data, not an activation, " if case.framework.accelerated or not case.on_host else ""
+    data = data or ("if it is data that is kept, " if case.computes else "")
     yield remedy(
         "stream_from_disk", None if data else spec.bytes - mib * 2**20, data=data, bytes=said(spec.bytes), mib=mib
     )
