@@ -24,6 +24,13 @@ for name in ("COLUMNS", "LINES"):
 
 NUMBERS = itertools.count()
 
+gc.disable()
+"""What is imported stays: while the tests are collected, the collector would look through it again and again."""
+
+
+def pytest_collection_finish():
+    gc.enable()
+
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections():
@@ -34,12 +41,22 @@ def quick_collections():
 
 
 @pytest.fixture(autouse=True)
-def base_of_torch_alone(monkeypatch):
-    """What a process holds before a step is measured once, without the libraries that earlier tests happened to load."""
+def base_of_torch_alone(monkeypatch, tmp_path_factory):
+    """What a process holds before a step is measured once, for all processes of a run, without the libraries that earlier tests
+    happened to load."""
     host_memory = sys.modules.get("outsize.model.estimation.host_memory")
     if host_memory and not effort.long():
-        measure = host_memory._measure_base
-        monkeypatch.setattr(host_memory, "_measure_base", lambda names: measure(()))
+        measure, own = host_memory._measure_base, tmp_path_factory.getbasetemp()
+        found = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "base-of-torch"
+
+        def measure_once(names):
+            if not found.exists():
+                mine = found.with_name(f"{found.name}-{os.getpid()}")
+                mine.write_text(str(measure(())))
+                mine.rename(found)
+            return int(found.read_text())
+
+        monkeypatch.setattr(host_memory, "_measure_base", measure_once)
 
 
 @pytest.fixture(autouse=True)

@@ -10,40 +10,32 @@ from outsize.core.noun import Known
 TRACED = [case for case in CASES if case != "pinned"]
 
 
-def replayed(recording, **options):
-    capacity = recording["result"].get("capacity")
-    limited = capacity is not None or recording["result"].get("limit") is not None
+def replayed(recording):
+    limited = any(recording["result"].get(name) is not None for name in ("capacity", "limit"))
     read = read_trace(entries_of(recording), keep_releases=not limited)
-    return read, replay(read.events, settings=settings_of(recording), capacity=capacity, **options)
+    return read, replay_of(recording, read)
+
+
+def replay_of(recording, read, **options):
+    capacity = recording["result"].get("capacity")
+    return replay(read.events, settings=settings_of(recording), capacity=capacity, **options)
 
 
 @pytest.mark.parametrize("case", TRACED)
-def test_the_replay_reproduces_every_peak_that_torch_reports_to_the_byte(case):
+def test_the_replay_follows_torch_to_the_byte_through_every_allocation(case):
     recording = load(case)
-    read, _ = replayed(recording)
-    result = replayed(recording, addresses=read.addresses)[1]
+    read, free = replayed(recording)
+    result = replay_of(recording, read, addresses=read.addresses, samples=True)
     assert result.peak._asdict() == recording["peak"]
     assert result.known is Known.EXACT
     assert result.out_of_memory is None
     # The recording has no entry for a request that failed; each of those was one more retry.
     assert result.retries == recording["retries"] - recording["out_of_memories"]
-
-
-@pytest.mark.parametrize("case", TRACED)
-def test_what_is_reserved_follows_torch_through_every_allocation(case):
-    recording = load(case)
-    read, _ = replayed(recording)
-    result = replayed(recording, addresses=read.addresses, samples=True)[1]
     ours = [sample.reserved for sample, event in zip(result.samples, read.events, strict=True) if event.alloc]
     assert ours == reserved_at_allocations(recording)
-
-
-@pytest.mark.parametrize("case", TRACED)
-def test_without_recorded_addresses_the_reserved_peak_is_within_half_a_percent(case):
-    recording = load(case)
-    result = replayed(recording)[1]
-    assert abs(result.peak.reserved - recording["peak"]["reserved"]) <= 0.005 * recording["peak"]["reserved"]
-    assert abs(result.peak.allocated - recording["peak"]["allocated"]) <= 0.005 * recording["peak"]["allocated"]
+    # Without the recorded addresses the peak is within half a percent.
+    for name in ("reserved", "allocated"):
+        assert abs(getattr(free.peak, name) - recording["peak"][name]) <= 0.005 * recording["peak"][name]
 
 
 @pytest.mark.parametrize("case", ["fuzz-divisions", "unseen-fuzz-divisions", "unseen-gpt2"])

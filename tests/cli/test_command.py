@@ -1,4 +1,4 @@
-"""The command line as a user meets it: in a process of its own."""
+"""The command line as a user meets it: in a process of its own; a fork where what it imports and how it begins is not asked."""
 
 import json
 import os
@@ -6,13 +6,22 @@ import re
 import subprocess
 import sys
 
+import forks
 import pytest
 
 from outsize.cli import VERBS, main
 
+FORKED = "import sys\nfrom outsize.cli import main\nsys.exit(main(sys.argv[1:]))"
+
 
 def outsize(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "outsize", *words], capture_output=True, text=True, timeout=900)
+
+
+def fork_outsize(*words: str) -> subprocess.CompletedProcess[str]:
+    child = forks.start(FORKED, *words)
+    out, err = child.communicate()
+    return subprocess.CompletedProcess(words, child.returncode, out, err)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +55,7 @@ def test_size_gives_the_exact_bytes_as_json(words, bytes_, capsys):
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_clear_sentence_and_status_2(words):
-    answer = outsize(*words)
+    answer = fork_outsize(*words)
     assert answer.returncode == 2, answer
     assert answer.stdout == ""
     assert answer.stderr.startswith("outsize: ")
@@ -64,7 +73,7 @@ def test_outsize_alone_shows_memory_and_every_verb():
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_and_takes_json(verb):
-    answer = outsize(verb, "--help")
+    answer = fork_outsize(verb, "--help")
     assert answer.returncode == 0
     assert "--json" in answer.stdout
 

@@ -72,7 +72,7 @@ if __name__ == "__main__":
         if f"import {module}" in PROGRAMS[name]:
             importlib.import_module(module)
     if mode in AT_EVERY_STEP:
-        growth._SHARE, growth._LEAST_PAUSE = 1.0, 0.0
+        growth._SHARE, growth._LEAST_PAUSE = float("inf"), 0.0
         gc.unfreeze()  # a fork of the tests begins with all that is loaded frozen
     if mode == "frozen":
         gc.collect()

@@ -20,11 +20,10 @@ HELD_BY_LIBRARIES = ("threads",)
 def find(name, programs, folder):
     """What was found in a program, in a fork of a process that has loaded torch, or of one that has not.
 
-    All of memory is looked through for those with torch, whose steps are over too soon for less, for the first leak and the first
-    clean program of the others, and in the long run for all."""
-    first = next((one for one, code in programs.items() if "import torch" not in code), None)
+    All of memory is looked through for the first leak and the first clean program of both, and in the long run for all."""
     with_torch = "import torch" in programs[name]
-    whole = with_torch or long() or name in (first, *HELD_BY_LIBRARIES)
+    first = next(one for one, code in programs.items() if ("import torch" in code) == with_torch)
+    whole = long() or name in (first, *HELD_BY_LIBRARIES)
     mode, imported = "every" if whole else "frozen", WATCH_AND_TORCH if with_torch else WATCH
     child = forks.start(RUNNER, folder, str(STEPS), mode, name, imported=imported)
     out, err = child.communicate()
