@@ -9,6 +9,7 @@ from torch import nn
 
 import outsize
 from outsize.core.errors import BudgetError
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
 
 
@@ -112,3 +113,9 @@ def test_slices_that_draw_for_the_whole_batch_are_dearer(monkeypatch, dropout):
     assert (facts.redrawn > 0) == (dropout > 0)
     at_once = Slices().seconds(Choice(slices=2), dataclasses.replace(facts, redrawn=0.0))
     assert Slices().seconds(Choice(slices=2), facts) == pytest.approx(at_once + facts.redrawn, rel=1e-12)
+
+
+def test_a_choice_is_told_as_its_fields_and_not_as_other_choices():
+    told = Choice(slices=2, chunks=8).to_dict()
+    assert (told["slices"], told["chunks"], told["runs"]) == (2, 8, 2)
+    assert not {"passes", "cut", "treatment", "unpacked"} & told.keys()

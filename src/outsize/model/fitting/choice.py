@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from outsize.core.noun import Noun
 
@@ -103,6 +103,8 @@ UPDATES: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice(Placement):
     """A placement, and how the step is computed."""
+
+    said_twice: ClassVar[tuple[str, ...]] = ("passes", "cut", "treatment", "unpacked")
 
     slices: int = 1
     """Into how many slices the batch is cut."""
