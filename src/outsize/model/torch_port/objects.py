@@ -5,6 +5,7 @@ attribute; if it is a table, it may be written.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -207,7 +208,9 @@ def stop_allocator_events() -> list[int]:
     _note_operators(True)
     if not part("_C._autograd._profiler_enabled")():  # whoever profiles has ended ours
         return []
-    events = [
-        e for thread in part("_C._autograd._disable_profiler_legacy")() for e in thread if e.kind() == "memory_alloc"
-    ]
-    return [event.cpu_memory_usage() for event in sorted(events, key=lambda event: event.start_us())]
+    noted = part("_C._autograd._disable_profiler_legacy")()
+    threads = [[(e, size) for e in thread if (size := e.cpu_memory_usage())] for thread in noted]
+    threads = [events for events in threads if events]  # others only mark beginnings and ends
+    if len(threads) > 1:
+        threads = [sorted(itertools.chain(*threads), key=lambda event: event[0].start_us())]
+    return [size for events in threads for _, size in events]

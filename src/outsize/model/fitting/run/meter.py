@@ -8,6 +8,7 @@ numbers, so they show what the plan has missed: the scratch of a kernel, a user'
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -103,12 +104,20 @@ class Meter:
         evicted.before_emptied.remove(self._before_emptied)
 
     def _add_up(self) -> None:
-        for change in stop_allocator_events():
-            if change == MARK:
-                self._is_apart = not self._is_apart
-            if abs(change) not in (STATE, MARK) and not self._is_apart:
-                self._total += change
-            self._peak = max(self._peak, self._total)
+        changes = self._counted(stop_allocator_events())
+        self._peak = max(self._peak, *itertools.accumulate(changes, initial=self._total))
+        self._total += sum(changes)
+
+    def _counted(self, changes: list[int]) -> list[int]:
+        """Without states of generators, and what stands between marks."""
+        if MARK in changes or self._is_apart:
+            inside, changes = changes, []
+            for change in inside:
+                if change == MARK:
+                    self._is_apart = not self._is_apart
+                elif change != -MARK and not self._is_apart:
+                    changes.append(change)
+        return [change for change in changes if change not in (STATE, -STATE)]
 
     def _before_emptied(self, tensor: Any) -> None:
         """The allocator would complain of a block of which it has not told."""
