@@ -18,6 +18,7 @@ from outsize.core.errors import OutOfMemory, OutsizeError
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.axes import Axes, say_disagreement
+from outsize.model.fitting.learn.checked_indices import checked_indices
 from outsize.model.fitting.learn.loss_rule import watching_means
 from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory, where_room
 from outsize.model.fitting.run.chunked_loss import chunked_heads, find_head
@@ -146,14 +147,14 @@ def look(work: Work, batch: Any) -> Findings:
     rows = work.axes.count(batch)
     few = min(SAMPLES, rows)
     part = work.axes.take(batch, 0, few)
-    with preserved(work.model), without_cache(work.model):
+    with preserved(work.model), without_cache(work.model), checked_indices(work.device):
         before = {m: {n: b.clone() for n, b in buffer_table(m).items() if b is not None} for m in work.model.modules()}
         recorder, failure = attempt(lambda: _record(work, part))
         if recorder is None:
             failure = f"the loss of {few} of {rows} samples fails with {failure}; batch_axis may say which axis counts samples"
             disagreement = say_disagreement(batch)
             with in_users_code("loss(model, batch)" + (f" (note that {disagreement})" if disagreement else "")):
-                recorder = _record(work, batch)
+                recorder = _record(replace(work, axes=Axes(whole=failure)), batch)
         written = _written(before)
         sources = recorder.drawn.sources()
         names = [source.name for source in sources if source in GLOBAL]
