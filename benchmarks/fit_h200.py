@@ -44,6 +44,8 @@ class Card:
         self.quiet = quiet
         """Others are stopped while this process has the card."""
         self.lock = (out / "card.lock").open("w")
+        self.turn = (out / "card.turn").open("w")
+        """Held by whoever waits for the card: those who would share it come after one who wants it alone."""
         self.held = False
         self.waited = 0.0
         """Seconds for which others had the card."""
@@ -67,7 +69,9 @@ class Card:
 
     def take(self, kind=fcntl.LOCK_EX):
         start = time.perf_counter()
+        fcntl.flock(self.turn, fcntl.LOCK_EX)
         fcntl.flock(self.lock, kind)
+        fcntl.flock(self.turn, fcntl.LOCK_UN)
         self.waited += time.perf_counter() - start
         self.held = True
         if kind == fcntl.LOCK_EX and self.quiet:
@@ -660,6 +664,7 @@ def everything(given):
             crowd.tell(signal.SIGCONT)
         print(f"{time.time() - start:7.1f} s  {running.pop(pid)} ended ({status})", flush=True)
     (out / "card.lock").unlink(missing_ok=True)
+    (out / "card.turn").unlink(missing_ok=True)
     crowd.crowd.rmdir()
     print(table(out / "rows.jsonl"))
 

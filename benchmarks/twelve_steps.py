@@ -39,6 +39,9 @@ def main() -> int:
     parser.add_argument("--out", default="twelve_card", help="of --card: a folder for rows, plans and profiles")
     parser.add_argument("--seconds", type=float, default=280.0, help="of --card: no row begins after so many")
     parser.add_argument("--processes", type=int, default=10)
+    parser.add_argument(
+        "--first", type=lambda text: text.split(","), default=[], help="of --card: steps that come first"
+    )
     parser.add_argument("--profile", action="store_true", help="of --card: where the seconds of a step go")
     parser.add_argument("--tiny", action="store_true", help="of --card: on the CPU, to try the script out")
     parser.add_argument("--table", help="of --card: the table of a file of rows")

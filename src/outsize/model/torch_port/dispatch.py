@@ -178,19 +178,26 @@ def same_memory(tensor: Any, place: tuple[Any, int, Any, Any]) -> Any:
 
 def without_graph(tensor: Any) -> Any:
     """The same tensor without a graph, which shares its version also where autograd is off; no mode sees it."""
-    with part("_C._ForceDispatchKeyGuard")(*_detaching()), no_functions():
+    guard, on, off, silent = _detaching()
+    with guard(on, off), silent():
         return tensor.detach()
 
 
 @functools.cache
-def _detaching() -> tuple[Any, Any]:
-    """Dispatch keys that are on, and those that are off."""
+def _detaching() -> tuple[Any, Any, Any, Any]:
+    """A guard, dispatch keys that are on in it, and those that are off; and another for torch functions."""
     keys = part("_C.DispatchKeySet")
     on = keys(part("_C.DispatchKey.ADInplaceOrView"))
-    return on, keys(part("_C.DispatchKey.Python")) | keys(part("_C.DispatchKey.PythonTLSSnapshot"))
+    off = keys(part("_C.DispatchKey.Python")) | keys(part("_C.DispatchKey.PythonTLSSnapshot"))
+    return part("_C._ForceDispatchKeyGuard"), on, off, part("_C.DisableTorchFunction")
 
 
 # operators
+
+
+def below_python(operator: Any) -> Any:
+    """What calls an operator, without the step in Python that hands it over."""
+    return getattr(operator, "_op", operator)
 
 
 def aten_operator(name: str) -> Any:

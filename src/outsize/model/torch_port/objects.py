@@ -38,8 +38,11 @@ def sizeof(tensor: Any) -> int:
 
 
 def version_of(tensor: Any) -> int:
-    """Grows with every write into a tensor."""
-    return int(attribute(tensor, "_version"))
+    """Grows with every write into a tensor. Asked for every tensor that autograd saves."""
+    try:
+        return tensor._version  # type: ignore[no-any-return]
+    except AttributeError:
+        raise missing(f"{type(tensor).__name__}._version") from None
 
 
 def is_view(tensor: Any) -> bool:
@@ -52,8 +55,11 @@ def base_of(view: Any) -> Any:
 
 
 def is_zero_tensor(tensor: Any) -> bool:
-    """True for a tensor of zeros that has no memory."""
-    return bool(attribute(tensor, "_is_zerotensor")())
+    """True for a tensor of zeros that has no memory. Asked for every tensor that autograd saves."""
+    try:
+        return tensor._is_zerotensor()  # type: ignore[no-any-return]
+    except AttributeError:
+        raise missing(f"{type(tensor).__name__}._is_zerotensor") from None
 
 
 def multiply_each(tensors: list[Any], factor: float) -> list[Any]:

@@ -31,6 +31,9 @@ CHUNK = 256 * 2**20
 """Bytes of logits in a chunk of the loss: small beside everything else, large enough to fill a card."""
 
 
+SEEN = 3e-5
+"""Seconds of the processor for an operator of a forward pass that Python sees, with its views and what autograd saves of it."""
+
 Ladder = tuple[tuple[str, ...], ...]
 """Sets of modules to compute again: each frees more bytes and takes more time than the one before."""
 
@@ -112,6 +115,8 @@ class Facts(Noun):
     """How long the plain step takes."""
     redrawn: float
     """Seconds in which a slice draws the random numbers of the whole batch."""
+    replays: bool = False
+    """Slices are given their part of the numbers that the whole batch draws: Python sees every operator."""
     growable: bool
     """The allocator can be told to let segments grow."""
     writing: frozenset[str]
@@ -167,6 +172,11 @@ class Facts(Noun):
         """Time of the plain step: its passes, and an update that touches weights, gradients and state a few times."""
         touched = 4 * (self.weights + self.gradients + self.state)
         return self.passes + touched / RATES[self.device][1]
+
+    @property
+    def seeing(self) -> float:
+        """Seconds of the processor for a forward pass in which Python sees every operator."""
+        return SEEN * self.plain.operators.get("forward", 0)
 
     @property
     def streamable(self) -> tuple[str, ...]:

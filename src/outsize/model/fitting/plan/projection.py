@@ -28,7 +28,7 @@ from outsize.model.tracing.records.replay import peaks_of, replay_on_card, split
 from outsize.model.tracing.rules.operators import look_up
 from outsize.model.tracing.tracer import Tracer
 
-RATES = {"cpu": (5e10, 1e10), "cuda": (1.5e14, 3e12)}
+RATES = {"cpu": (8.5e10, 1.7e10), "cuda": (1.5e14, 3e12)}
 """Operations and bytes a second of a kind of device; only their ratio matters: times are shared out by it."""
 
 CAPABILITY = (9, 0)

@@ -131,7 +131,8 @@ class Slices(RemedyKind[Facts]):
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """Slices too small to fill the device take as long as their launches; gradients are added once more a slice. What is
         equal only up to rounding has to gain something."""
-        longer = max(0.0, facts.passes_in(choice.slices) - facts.passes)
+        seen = facts.seeing if facts.replays else 0.0
+        longer = max(0.0, facts.passes_in(choice.slices, calls=seen) - facts.passes)
         longer += (choice.slices - 1) * facts.redrawn
         return longer + 3 * (choice.slices - 1) * facts.gradients / RATES[facts.device][1] + ROUNDED * facts.passes
 

@@ -53,6 +53,9 @@ RUNS = 3
 SHORT = 0.2
 """Seconds of one run after which it is not timed again."""
 
+LONG = 1.0
+"""Seconds of a run that counts although it is the first: what warms up is little beside it."""
+
 PROBE = 64 * 2**20
 """Bytes copied to measure the link."""
 
@@ -161,8 +164,9 @@ def _ratio(plain: Projection) -> float:
 def _extrapolated(work: Work, batch: Any, last: Point, sizes: list[int], ratio: float) -> list[Point]:
     """Points of sizes whose gradients have no room: both passes grow from the last one as a forward pass alone does.
 
-    Where launches bind the last one, its backward pass would grow too much: `ratio` bounds it.
+    Where launches bind the last one, its backward pass would grow too much: `ratio` bounds it, unless it is longer already.
     """
+    ratio = max(ratio, last[2] / max(last[1], 1e-12))
     few = _forward_alone(work, work.axes.take(batch, 0, last[0])) if sizes else None
     points: list[Point] = []
     for n in sizes:
@@ -223,9 +227,10 @@ def _quickest(acts: list[Callable[[], Any]]) -> list[float]:
             mark.record()
         torch.cuda.synchronize()
         took = [1e-3 * float(a.elapsed_time(b)) for a, b in itertools.pairwise(marks)]
-        if number and (not best or sum(took) < sum(best)):
+        counts = number > 0 or sum(took) > LONG
+        if counts and (not best or sum(took) < sum(best)):
             best = took
-        if number and sum(took) > SHORT:
+        if counts and sum(took) > SHORT:
             break
     return best
 

@@ -84,6 +84,7 @@ def gather_facts(
         saved=_saved(survey) if survey is not None else {},
         timing=timing,
         redrawn=plain.drawing if work.replay is not None else 0.0,
+        replays=work.replay is not None,
         growable=work.device == "cuda" and can_grow(),
         writing=findings.writing,
         forbidden=find_forbidden(work, findings, own_step),

@@ -16,9 +16,6 @@ from outsize.model.fitting.plan.recipe_ladder import NOTE
 from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind, shorten
 from outsize.model.fitting.recipes.forward_pass import ALL
 
-MODE = 8e-6
-"""Seconds of the processor for a call of an operator that is seen."""
-
 COPY = {"cpu": 3e-5, "cuda": 4e-5}
 """Seconds of the processor to send one tensor elsewhere and to bring it back, however small it is."""
 
@@ -64,7 +61,7 @@ class Recipes(RemedyKind[Facts]):
         """These calls once more, and the processor's time to see every call and to note these."""
         rung = facts.rungs.get(choice.recipes)
         again = rung.seconds if rung is not None else 0.0
-        return computed_again(choice, facts, again, noting(facts) + NOTE * len(choice.recipes))
+        return computed_again(choice, facts, again, facts.seeing + NOTE * len(choice.recipes))
 
     def how(self, choice: Choice, facts: Facts) -> str:
         return f"{len(choice.recipes)} calls of operators run again: {shorten(choice.recipes)}"
@@ -100,7 +97,7 @@ class TensorsAway(RemedyKind[Facts]):
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """Copies out and in, and the processor's time to see every call."""
-        noted = 0.0 if choice.recipes else choice.slices * noting(facts)
+        noted = 0.0 if choice.recipes else choice.slices * facts.seeing
         return (
             moved_and_back(moved_tensors(choice, facts), facts)
             + choice.slices * COPY[facts.device] * len(_moved_sites(choice, facts))
@@ -151,11 +148,6 @@ def moved_and_back(moved: int, facts: Facts) -> float:
     once = moved / facts.link
     beside = facts.timing.forward(facts.rows) if facts.device == "cuda" else 0.0
     return max(0.05 * once, once - beside) + once
-
-
-def noting(facts: Facts) -> float:
-    """Seconds of the processor in a forward pass in which every call of an operator is seen."""
-    return MODE * facts.plain.operators.get("forward", 0)
 
 
 def moved_tensors(choice: Choice, facts: Facts) -> int:

@@ -45,6 +45,11 @@ SMALL = 512
 """Bytes below which nothing moves. A copy is worth more, but a trace may take a tensor for larger than it is, and for moved."""
 
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+STRIDED = torch.strided
+
+
 class Elsewhere(Protocol):
     """Where saved tensors wait."""
 
@@ -134,14 +139,14 @@ class ForwardPass:
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         kind = kind_of(func)
         if kind.view or self._busy:
-            return func(*args, **kwargs)
+            return kind.run(*args, **kwargs)
         site = self.sites.next(kind)
         noted = None
         if kind.writes or kind.statistics:
             noted = self._before_write(kind, args, kwargs, site in self._again)
         elif site in self._again:
             noted = Blank(kind) if kind.like else self._note(kind, args, kwargs)
-        out = kind.func(*args, **kwargs)
+        out = kind.run(*args, **kwargs)
         if noted is not None:
             noted.see(out)
             if self._placing is not None:
@@ -275,13 +280,17 @@ class ForwardPass:
     def _pack(self, tensor: Any) -> Any:
         if is_functorch(tensor) or not has_memory(tensor):
             return tensor
+        if not self._nodes and not self._away:
+            return Kept(tensor)
         node = self._node(tensor)
         if node is None and self._away and self._moves(tensor.untyped_storage()):
             node = self._source(tensor)
         return Kept(tensor) if node is None else Recipe(node, place_of(tensor))
 
     def _unpack(self, saved: Any) -> Any:
-        if not isinstance(saved, Kept | Recipe):
+        if type(saved) is Kept:
+            return saved.unpack()
+        if type(saved) is not Recipe:
             return saved
         before, self._busy = self._busy, True
         try:
@@ -292,5 +301,5 @@ class ForwardPass:
 
 def has_memory(tensor: Any) -> bool:
     """A plain tensor whose values are the bytes of its storage."""
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    plain = type(tensor) in PLAIN and tensor.layout is STRIDED
     return plain and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference() or is_zero_tensor(tensor))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from outsize.model.torch_port.dispatch import arguments_of, is_mutable
+from outsize.model.torch_port.dispatch import arguments_of, below_python, is_mutable
 from outsize.model.torch_port.objects import around_modules
 
 STATISTICS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
@@ -29,6 +29,7 @@ UNWRITTEN = ("set_", "resize_", "resize_as_", "_resize_output_")
 class Kind:
     def __init__(self, func: Any) -> None:
         self.func = func  # held, so that no other gets its number
+        self.run = below_python(func)
         self.base = func.overloadpacket.__name__
         """The operator; a trace may call another overload of it than a real step does."""
         self.view = bool(func.is_view) or func.namespace != "aten"
