@@ -81,7 +81,7 @@ def test_the_peak_of_a_plan_for_a_card_is_the_cards_as_is_what_was_measured(monk
 
 
 def test_the_plan_says_phases_remedies_price_and_neighbours_before_the_first_step():
-    model, batch = nets.Language(), nets.make_tokens()
+    model, batch = nets.Language(blocks=2), nets.make_tokens()
     budget = plain_peak(model, nets.language_loss, batch) // 2
     plan = outsize.fit(
         model, nets.language_loss, torch.optim.AdamW(model.parameters()), batch, budget=budget, dry_run=True
@@ -299,7 +299,7 @@ def test_state_dicts_are_those_of_a_plain_run_and_load_again():
 
 
 def test_backward_adds_to_gradients_and_leaves_the_step_with_its_scheduler_to_the_user():
-    model, batch = nets.Language(), nets.make_tokens()
+    model, batch = nets.Language(blocks=2), nets.make_tokens()
     fitted = tight(model, batch, share=0.75, own_step=True)  # gradients of the first are held in the second
     twin = copy.deepcopy(model)
     for _ in range(2):
@@ -314,7 +314,7 @@ def test_backward_adds_to_gradients_and_leaves_the_step_with_its_scheduler_to_th
 
 
 def test_gradients_that_were_there_outlast_a_backward_or_an_inference_that_fails():
-    model, batch = nets.Language(), nets.make_tokens()
+    model, batch = nets.Language(blocks=2), nets.make_tokens()
     fitted = tight(model, batch, share=0.9, own_step=True)
     twin = copy.deepcopy(model)
     for _ in range(2):  # the second is planned again, for gradients that are there
@@ -329,7 +329,7 @@ def test_gradients_that_were_there_outlast_a_backward_or_an_inference_that_fails
 
 
 def test_clipping_is_torchs_own():
-    model, batch = nets.Language(), nets.make_tokens()
+    model, batch = nets.Language(blocks=2), nets.make_tokens()
     twin = copy.deepcopy(model)
     fitted = tight(model, batch, clip=0.05)
     assert not fitted.choice.in_backward
@@ -381,7 +381,7 @@ def test_an_inference_whose_samples_meet_is_not_sliced():
 
 
 def test_autocast_and_a_scaler_in_the_loss_are_kept():
-    model, batch = nets.Language(), nets.make_tokens()
+    model, batch = nets.Language(blocks=2), nets.make_tokens()
     twin = copy.deepcopy(model)
 
     def loss(m, b):
@@ -418,7 +418,7 @@ def test_a_plan_that_held_more_than_projected_says_what_it_held():
 
 
 def test_a_plan_that_held_less_than_projected_is_relaxed_and_says_so():
-    model, batch = nets.Language(), nets.make_tokens()
+    model, batch = nets.Language(blocks=2), nets.make_tokens()
     twin = copy.deepcopy(model)
     budget = plain_peak(model, nets.language_loss, batch, lambda p: torch.optim.SGD(p, 0.1)) // 3
     fitted = outsize.fit(model, nets.language_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget=budget)
@@ -436,7 +436,7 @@ def test_a_plan_that_held_less_than_projected_is_relaxed_and_says_so():
 def test_twenty_adam_steps_stray_no_further_than_plain_ones_whose_samples_are_summed_in_another_order():
     """Adam divides by the size of a gradient, so that where it is rounding noise the noise moves the weight."""
     batch = nets.make_tokens(rows=6)
-    base = nets.Language()
+    base = nets.Language(blocks=2)
     budget = plain_peak(base, nets.language_loss, batch) // 2
     finals = []
     for tokens, fits in ((batch, False), (batch.flip(0), False), (batch, True)):
@@ -477,7 +477,7 @@ def test_on_a_card_a_plan_is_found_whose_allocator_settles_inside_the_limit():
 
 
 def test_a_larger_and_an_odd_batch_are_cut_into_slices_no_larger_than_planned():
-    model, batch = nets.Language(), nets.make_tokens(rows=6)
+    model, batch = nets.Language(blocks=2), nets.make_tokens(rows=6)
     fitted = tight(model, batch, share=0.5)
     runs = [stop - start for start, stop in fitted._now.weights.cut(13)]
     assert sum(runs) == 13 and max(runs) <= -(-6 // fitted.choice.slices)
@@ -591,7 +591,7 @@ def test_after_an_out_of_memory_the_plan_is_tighter_and_it_is_said_once():
 
 
 def test_a_plan_that_should_have_been_faster_and_is_not_is_taken_back():
-    model, batch = nets.Language(), nets.make_tokens()
+    model, batch = nets.Language(blocks=2), nets.make_tokens()
     budget = plain_peak(model, nets.language_loss, batch, lambda p: torch.optim.SGD(p, 0.1)) // 3
     for took, back in ((2.0, True), (0.5, False)):
         fitted = outsize.fit(model, nets.language_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget=budget)
@@ -621,7 +621,7 @@ def relaxed(model, batch):
 
 @pytest.mark.parametrize("planted", [-1, 60])
 def test_a_plan_that_was_tried_and_holds_too_much_is_taken_back(planted):
-    model, batch = nets.Language(), nets.make_tokens()
+    model, batch = nets.Language(blocks=2), nets.make_tokens()
     fitted, first = relaxed(model, batch)
     with pytest.warns(UserWarning, match="nothing was lost"), Planted(planted):  # it fails, or it is seen to hold more
         fitted.step(batch)
@@ -635,7 +635,7 @@ def test_a_plan_that_was_tried_and_holds_too_much_is_taken_back(planted):
 
 
 def test_steps_of_other_sizes_do_not_tell_which_plan_is_faster():
-    model, batch = nets.Language(), nets.make_tokens()
+    model, batch = nets.Language(blocks=2), nets.make_tokens()
     fitted, first = relaxed(model, batch)
     fitted._faster.took, fitted._faster.watched = 2.0, 0
     fitted._faster.look(fitted._used, batch[:4], whole=False, on_card=False)

@@ -24,6 +24,7 @@ from outsize.model.fitting.move.mover import LEAVING, CardMover, Leaving
 from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.ring import Ring
 from outsize.model.fitting.move.units import cut_model, sizeof
+from outsize.model.fitting.plan.describe import HOSTED_MARGIN
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update.gradient_sink import Collected
@@ -496,7 +497,7 @@ def test_weights_and_state_move_to_other_places_without_a_second_copy_of_all():
 
 def test_a_plan_for_a_card_needs_no_card():
     with torch.device("meta"):
-        model = nets.Language(blocks=8, width=1024, words=8000)
+        model = nets.Language(blocks=4, width=1024, words=8000)
     optimizer = torch.optim.AdamW(model.parameters())
     batch = nets.make_tokens(8, 512, 8000)
     wanted = 150 * 2**20
@@ -508,6 +509,8 @@ def test_a_plan_for_a_card_needs_no_card():
     assert found.plan.pool == Pool(kind="device", index=0) and 0 < found.plan.peak() <= 4 * wanted < found.plan.peak(
         HOST
     )
+    replayed = found._used.replan.__self__._found[found.choice][1].peaks["reserved"]
+    assert found.plan.peak() == min(int(replayed * (1 + HOSTED_MARGIN)), 4 * wanted) > replayed
     with pytest.raises(outsize.InputError, match="over"):
         found.step(batch)
 

@@ -348,7 +348,7 @@ def test_files_are_as_the_script_left_them_and_the_disk_is_as_it_was(folder):
     assert (folder / "stays").is_dir()
 
 
-def test_the_command_shows_phases_and_keeps_the_scripts_prints_apart(folder, capsys):
+def test_the_command_shows_phases_and_keeps_the_scripts_prints_apart(folder, capsys, forked):
     script = write(folder, LOOP + "import sys\nfor _ in range(9):\n    step()\n    print('mine', sys.argv[1:])")
     assert main(["estimate", "--card", "rtx4090", script, "--card", "none"]) == 0
     shown = capsys.readouterr()

@@ -8,7 +8,8 @@ visits a card is a placement like any other.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 from outsize.core.noun import Noun
@@ -157,12 +158,18 @@ class Choice(Placement):
     def cut_into(self, runs: int) -> Choice:
         return _cut_into(self, runs)
 
+    def changed(self, level: dict[str, Any]) -> Choice:
+        """With these values of fields: `dataclasses.replace` in half its time, for a search that makes thousands."""
+        return Choice(**(dict(zip(_FIELDS, _values_of(self), strict=True)) | level))
+
     @property
     def unpacked(self) -> Choice:
         """The same with everything in its own number of bits."""
         return replace(self, kept_bits=0, frozen_bits=0, state_bits=0)
 
 
+_FIELDS = tuple(field.name for field in fields(Choice))
+_values_of = attrgetter(*_FIELDS)
 PLAIN = Choice()
 """The step as it is."""
 _PLAIN_EXPANDABLE = Choice(expandable=True)

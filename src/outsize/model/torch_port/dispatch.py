@@ -15,28 +15,48 @@ from outsize.model.torch_port.parts import attribute, has_part, part
 # modes
 
 
-def dispatch_mode() -> Any:
-    """The class of modes that see every operator at the dispatcher."""
-    return part("utils._python_dispatch.TorchDispatchMode")
-
-
 @functools.cache
-def bare_mode() -> Any:
-    """The same without what torch puts around it for its compiler, which costs as much as what the mode does: for steps of which
-    nothing is compiled."""
+def dispatch_mode() -> Any:
+    """The class of modes that see every operator at the dispatcher.
 
-    class Bare(dispatch_mode()):  # type: ignore[misc]
+    Torch turns its compiler off around each call of one, which takes as long as the call. Here it does so only where the compiler
+    listens.
+    """
+    name = "utils._python_dispatch.TorchDispatchMode"
+    if not has_part("_C._dynamo.eval_frame.get_eval_frame_callback") or not has_part(f"{name}._should_skip_dynamo"):
+        return part(name)
+
+    class Quick(part(name)):  # type: ignore[misc]
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
             return False
 
-    return Bare
+        def __init_subclass__(cls, **kwargs: Any) -> None:
+            super().__init_subclass__(**kwargs)
+            if "__torch_dispatch__" in vars(cls):
+                cls.__torch_dispatch__ = _uncompiled(vars(cls)["__torch_dispatch__"])
+
+    return Quick
 
 
-def seeing(call: Callable[[Any, Any, dict[str, Any]], Any], bare: bool = False) -> Any:
+def _uncompiled(method: Any) -> Any:
+    """A method of a mode, around which torch's compiler is off where it listens."""
+    import torch
+
+    listener = part("_C._dynamo.eval_frame.get_eval_frame_callback")
+    without = functools.cache(lambda: torch.compiler.disable(method))
+
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (method if listener() is None else without())(self, func, types, args, kwargs)
+
+    leave_uncompiled(dispatch.__code__)
+    return dispatch
+
+
+def seeing(call: Callable[[Any, Any, dict[str, Any]], Any]) -> Any:
     """A mode in which `call(operator, args, kwargs)` stands for every operator at the dispatcher."""
 
-    class Seeing(bare_mode() if bare else dispatch_mode()):  # type: ignore[misc]
+    class Seeing(dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return call(func, args, kwargs or {})
 

@@ -114,6 +114,12 @@ def numbered_cards() -> Row:
     return part("_C._nn"), "_parse_to", parse_to
 
 
+def steps_unmarked() -> list[Row]:
+    """Optimizers mark their steps for profilers, which takes as long as ten operators where a mode sees the mark."""
+    record = torch.autograd.profiler.record_function
+    return [(record, "__enter__", lambda mark: mark), (record, "__exit__", lambda mark, *_: None)]
+
+
 def scripting_undisturbed(rows: list[Row]) -> Row:
     """`torch.jit.script` with unpatched torch: a library that the step imports may compile functions."""
     script = torch.jit.script

@@ -25,6 +25,7 @@ from outsize.model.torch_port.patches import (
     numbered_cards,
     replaced,
     scripting_undisturbed,
+    steps_unmarked,
 )
 from outsize.model.tracing.rules import counts
 from outsize.model.tracing.rules.attention_calls import attend
@@ -263,7 +264,7 @@ def pretend(tracer: Trace, capability: tuple[int, int], total: int) -> Iterator[
     on_card = tracer.device != "cpu"
     rows = card_rows(int(tracer.card[5:]), capability, total, accelerator=on_card, there=on_card or not tracer.alone)
     rows += [(torch.nn.RNNBase, "flatten_parameters", flatten(tracer)), (torch, "compile", tracer.compile)]
-    rows += [*inner_functions_seen(), *foreach_everywhere(), numbered_cards()]
+    rows += [*inner_functions_seen(), *foreach_everywhere(), numbered_cards(), *steps_unmarked()]
     if tracer.alone:
         rows += legacy_rows()
         rows += [(torch, name, _taking_over(tracer, getattr(torch, name))) for name in ("from_numpy", "frombuffer")]

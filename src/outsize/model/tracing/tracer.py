@@ -45,7 +45,7 @@ from outsize.model.tracing.rules.attention_calls import attention_for
 from outsize.model.tracing.rules.draws import Draws
 from outsize.model.tracing.rules.operators import Operator, look_up
 from outsize.model.tracing.rules.other_tensors import explained, refuse_nested
-from outsize.model.tracing.rules.result_shapes import Shapes
+from outsize.model.tracing.rules.result_shapes import SHAPES
 
 
 class DevicesDiffer(InputError):
@@ -67,7 +67,6 @@ class Tracer:
         """Device on which host tensors are counted, for a step that never moves anything."""
         self.capability = capability
         self.total = total
-        self.shapes = Shapes()
         self.ledger = Ledger()
         self.owners = Owners(self.ledger)
         self.autocasts = {"cuda": Autocast("cuda", self.on_card), "cpu": Autocast("cpu", self.on_host)}
@@ -299,7 +298,7 @@ class Tracer:
                 t for r in results if isinstance(r, list) for t in r if isinstance(t, torch.Tensor)
             ]
         if label == "cpu":
-            events, fresh = host_calls.follow(self, operator, args, kwargs, out, fresh)
+            events, fresh = host_calls.follow(self, operator, args, kwargs, out, fresh, flat)
             self.blocks.write_events(events, fresh, label, name)
         else:
             if name.startswith("aten.convolution") and label.startswith("cuda") and torch.backends.cudnn.benchmark:
@@ -398,7 +397,7 @@ class Tracer:
             return values.replace_tensors(real, lambda t: self.known_like(t, label))
         try:
             shape = rewrites.SHAPES.get(name) or (ON_CARD.get(name) if label.startswith("cuda") else None)
-            out = self.shapes.run(operator, args, kwargs) if shape is None else shape(func, args, kwargs)
+            out = SHAPES.run(operator, args, kwargs) if shape is None else shape(func, args, kwargs)
         except NotImplementedError as error:
             rule = attention.UNKNOWN.get(name)
             out = values.run_on_zeros(self, func, args, kwargs) if rule is None else rule(*args, **kwargs)

@@ -51,7 +51,6 @@ from outsize.model.torch_port.objects import (
 )
 from outsize.model.torch_port.sharding import is_spread, local_part, spread_like
 from outsize.model.tracing.rules.known_values import KEEP_ELEMENTS
-from outsize.model.tracing.rules.result_shapes import Shapes
 from outsize.model.tracing.tracer import Tracer
 
 NUMBERS = 64
@@ -135,7 +134,6 @@ class Stage:
         if beside is None:
             beside = NOTHING if hosted else look_beside(home, _own(work, batch))
         self._beside = beside
-        self._shapes = Shapes()
         self._reads = False
         """A step fails unless it can read what the batch holds: labels that are looked up or checked."""
         self._weighed = False
@@ -191,7 +189,6 @@ class Stage:
 
         def trace(reads: bool) -> Projection:
             watch = Watch(self.label, self.work.model)
-            watch.shapes = self._shapes
             with same_draws(), watch.running():
                 fakes = {key: outline.known_to(watch, self.label) for key, (_, outline) in self._outlines.items()}
 

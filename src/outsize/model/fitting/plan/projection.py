@@ -238,7 +238,7 @@ class Watch(Tracer):
         module = self.owners.running()
         key = (phase, module if module in self.calls else "")
         seconds = max(flops / self._rates[0], 2 * touched / self._rates[1])
-        if self.device == "cpu" and draws(func, args, kwargs):
+        if operator.draws and self.device == "cpu" and draws(func, args, kwargs):
             drawing = DRAWN * sum(r.numel() for r in results[:1] if isinstance(r, torch.Tensor))
             seconds, self.drawing = seconds + drawing, self.drawing + drawing
         self.seconds[key] = self.seconds.get(key, 0.0) + seconds

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, Generic
 
 from outsize.model.fitting.choice import Choice
@@ -104,23 +105,29 @@ class Search(abc.ABC, Generic[F]):
     def _combine(self, later: tuple[RemedyKind[Any], ...] = ()) -> Iterator[Candidate]:
         """Every combination of levels that makes sense; of what may not be used the first level only. With
         `later` remedies at least one of them is on; of others that come later none is."""
-        levels = []
-        for kind in self.remedies:
-            every = kind.levels(self.facts)
-            now = kind in later or kind not in OF_TENSORS + APPROXIMATE
-            usable = now and kind.exactness in ALLOWED[self.allow] and kind.key not in self.facts.forbidden
-            levels.append(every if usable and not kind.shown_without else every[:1])
         choices = [Choice()]
-        for kind, some in zip(self.remedies, levels, strict=True):
-            choices = [
-                further
-                for choice in choices
-                for level in some
-                if not kind.on(further := _with(choice, level)) or kind.is_sensible(further, self.facts)
-            ]
+        for kind in self.remedies:
+            choices = list(self._at_levels(kind, choices, kind in later))
+            if later and kind == later[-1]:
+                choices = [choice for choice in choices if any(other.on(choice) for other in later)]
         for choice in choices:
-            if (not later or any(kind.on(choice) for kind in later)) and self._is_sensible(choice):
+            if self._is_sensible(choice):
                 yield self._candidate(choice)
+
+    def _at_levels(self, kind: RemedyKind[Any], choices: list[Choice], wanted: bool) -> Iterator[Choice]:
+        """Each of the choices at every level of a remedy that makes sense there; `wanted`: also of one that comes later."""
+        every = kind.levels(self.facts)
+        now = wanted or kind not in OF_TENSORS + APPROXIMATE
+        usable = now and kind.exactness in ALLOWED[self.allow] and kind.key not in self.facts.forbidden
+        levels = every if usable and not kind.shown_without else every[:1]
+        readers = [_reader(level) for level in levels]
+        for choice in choices:
+            for level, (read, values) in zip(
+                levels, readers, strict=True
+            ):  # most choices are at the level: a new one has all fields to fill
+                further = choice if read(choice) == values else choice.changed(level)
+                if not kind.on(further) or kind.is_sensible(further, self.facts):
+                    yield further
 
     def _is_sensible(self, choice: Choice) -> bool:
         return all(kind.is_sensible(choice, self.facts) for kind in remedies_on(choice))
@@ -163,10 +170,11 @@ class Search(abc.ABC, Generic[F]):
         """A choice all the same, or the `BudgetError` that names the smallest budget."""
 
 
-def _with(choice: Choice, level: Level) -> Choice:
-    """A choice at this level of a remedy: itself where it is there, since most are, and a new one has all fields to fill."""
-    there = all(getattr(choice, name) == value for name, value in level.items())
-    return choice if there else replace(choice, **level)
+def _reader(level: Level) -> tuple[Callable[[Choice], Any], Any]:
+    """(what reads the fields of a level from a choice, what it gives where the choice is at that level)"""
+    read: Callable[[Choice], Any] = attrgetter(*level) if level else lambda _: None
+    values = tuple(level.values())
+    return read, values if len(values) > 1 else next(iter(values), None)
 
 
 def needed_for(projection: Projection) -> int:

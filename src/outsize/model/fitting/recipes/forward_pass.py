@@ -130,7 +130,7 @@ class ForwardPass:
     def running(self) -> Iterator[None]:
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         try:
-            with self.sites.counting(), hooks, seeing(self._call, bare=True):
+            with self.sites.counting(), hooks, seeing(self._call):
                 yield
         finally:
             for table in (self._nodes, self._sources, self._movable):

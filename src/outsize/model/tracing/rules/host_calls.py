@@ -71,12 +71,12 @@ _SEEN: dict[Any, Call | None] = {}
 
 
 def follow(
-    tracer: Trace, operator: Operator, args: Any, kwargs: dict[str, Any], out: Any, results: list[Any]
+    tracer: Trace, operator: Operator, args: Any, kwargs: dict[str, Any], out: Any, results: list[Any], flat: list[Any]
 ) -> tuple[Iterable[CallEvent], list[Any]]:
-    """(what a call does, its results in the order in which they are made)."""
+    """(what a call does, its results in the order in which they are made); `flat`: the tensors among the arguments."""
     if operator.view or operator.name in packed.RULES:
         return (), results
-    tensors = [*tensors_in((args, kwargs)), *results]
+    tensors = [*flat, *tensors_in(kwargs), *results]
     if not tensors:  # a profiler's mark
         return (), results
     if operator.pointwise and _is_plain(tensors):
@@ -90,7 +90,7 @@ def follow(
         copy = [CallEvent("take", "copy", 0, more=_extent(args[0]))] if operator.base == "col2im" else []
         return (*copy, *call.events), [results[place] for place in call.order]
     if operator.base in COPYING:
-        return (CallEvent("take", "copies", 0, more=sum(map(_extra, tensors_in(args)))),), results
+        return (CallEvent("take", "copies", 0, more=sum(map(_extra, flat))),), results
     quiet = operator.pointwise or operator.base in QUIET or operator.base.startswith(MAKING)
     if not quiet and operator.name not in cpu.ROWS:
         tracer.guess(f"what {operator.name} takes inside on the CPU is not known")

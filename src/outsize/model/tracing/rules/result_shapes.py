@@ -1,8 +1,8 @@
 """A cache of the results that torch gives for an operator's arguments.
 
-In: an operator and arguments without contents. Out: what torch would give. Most of torch's shape rules are Python and
-take longer than the rest of a trace, and a model needs the same ones for every layer. Only results that follow from
-shapes, strides and dtypes are kept: new tensors, an argument written in place, or nothing.
+In: an operator and arguments without contents. Out: what torch would give. Most of torch's shape rules are Python and take longer
+than the rest of a trace; a model needs the same ones for every layer, and every trace of it once more. Only results that follow
+from shapes, strides and dtypes are kept: new tensors, an argument written in place, or nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ _ASK, _FIRST, _NOTHING, _NEW, _LIST = range(5)
 _PLAIN = (int, float, bool, str, type(None))
 
 
+MOST = 2**13
+"""Answers that are kept at once; a model has about a hundred for each size of its batch."""
+
+
 class Shapes:
-    """Answers that hold for as long as a model and its batch do."""
+    """Answers that follow from what was asked and nothing else, so that they hold for every model."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[int, Any]] = {}
@@ -47,8 +51,14 @@ class Shapes:
             return what[0](None if one is None else _make(one) for one in what[1])
         out = func(*args, **kwargs)
         if kind is None:
+            if len(self._known) >= MOST:
+                self._known.clear()
             self._known[whole] = _learn(operator, args, out)
         return out
+
+
+SHAPES = Shapes()
+"""Those of all traces in this process."""
 
 
 def describe(values: Any, key: list[Any]) -> bool:
