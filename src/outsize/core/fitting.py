@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from outsize.core.errors import InputError
 from outsize.core.failure import Remedy
-from outsize.core.noun import Noun
+from outsize.core.noun import Noun, write_text
 from outsize.core.plan import Plan
 
 
@@ -47,3 +53,22 @@ class FitPlan(Plan):
     tokens: int = 0
     notes: tuple[str, ...] = ()
     """What was found in the model and the loss, and which remedies this rules out."""
+    origin: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
+    """What the plan was made for and what it decided, as plain data, by which another process takes it. None: no process can."""
+
+    def with_note(self, note: str) -> FitPlan:
+        """The same with one more note, where it is not there yet."""
+        return self if note in self.notes else replace(self, notes=(*self.notes, note))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON, whole or not at all: `outsize.fit(..., plan=path)` takes it without a search, and
+        `outsize report` shows it."""
+        if self.origin is None:
+            raise InputError(f"{self.name}: only plans of torch steps on one device are saved; make this one anew")
+        data = self.to_dict() | {"origin": dict(self.origin)}
+        write_text(path, json.dumps(data | {"digest": digest_of(data)}))
+
+
+def digest_of(data: Any) -> str:
+    """By which a file that was changed on its way is told from the one that was written."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()

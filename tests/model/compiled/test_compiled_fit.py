@@ -8,7 +8,9 @@ import networks as nets  # noqa: E402
 from effort import long  # noqa: E402
 
 import outsize  # noqa: E402
-from outsize.core.errors import BudgetError, InputError  # noqa: E402
+from outsize.core.errors import BudgetError, InputError, StoreError  # noqa: E402
+from outsize.model.fitting import compiling  # noqa: E402
+from outsize.model.torch_port.objects import is_compiled  # noqa: E402
 from outsize.model.torch_port.parts import is_older_than  # noqa: E402
 
 pytestmark = pytest.mark.skipif(is_older_than("2.9"), reason="the compiler of this torch is not followed")
@@ -123,14 +125,102 @@ def test_a_budget_that_no_graph_fits_is_refused_with_the_smallest_that_has_a_pla
 
 def test_words_for_compiled_models_are_checked():
     compiled, model, optimizer = make()
-    with pytest.raises(InputError, match="_orig_mod"):
-        outsize.fit(compiled, loss, optimizer, BATCH, budget="1GiB", compile=False)
-    with pytest.raises(InputError, match=r"model.compile\(\)"):
-        outsize.fit(model, loss, optimizer, BATCH, budget="1GiB", compile=True)
     with pytest.raises(InputError, match="'sometimes' is unknown"):
         outsize.fit(compiled, loss, optimizer, BATCH, budget="1GiB", compile="sometimes")
     with pytest.raises(InputError, match="_orig_mod"):  # an inference
         outsize.fit(compiled, None, None, BATCH, budget="1GiB")
+    with pytest.raises(InputError, match="compile=True is for training"):
+        outsize.fit(model, None, None, BATCH, budget="1GiB", compile=True)
+
+
+@pytest.fixture
+def by_graphs(monkeypatch):
+    """A model is compiled without a C++ compiler."""
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    monkeypatch.setattr(compiling, "why_not_compiled", lambda device: "")
+
+
+def test_a_model_is_compiled_for_its_fit_and_no_longer(by_graphs, tmp_path):
+    _, model, optimizer = make(count=1)
+    fitted = outsize.fit(model, loss, optimizer, BATCH, budget="1GiB", compile=True)
+    assert any("compiled by aot_eager for this fit" in note and "by traces" in note for note in fitted.plan.notes)
+    assert graphs_in(lambda: fitted.step(BATCH)) >= 1
+    fitted.step(BATCH)
+    assert fitted.measured <= fitted.plan.peak()
+    for expected, found in zip(trained(count=1), model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    fitted.plan.save(tmp_path / "plan.json")
+    assert fitted.undo() is model
+    assert graphs_in(lambda: loss(model, BATCH)) == 0
+    known = outsize.fit(model, loss, optimizer, BATCH, budget="1GiB", dry_run=True).plan
+    assert any("not compiled (the plain step holds" in note for note in known.notes)
+    _, model, optimizer = make(count=1)  # the plan asks for it, and the user does not
+    again = outsize.fit(model, loss, optimizer, BATCH, plan=tmp_path / "plan.json")
+    assert (again.choice, again.plan.steps) == (fitted.choice, fitted.plan.steps)
+    assert graphs_in(lambda: again.step(BATCH)) >= 1
+    again.step(BATCH)
+    assert again.measured <= again.plan.peak()
+    again.undo()
+    with pytest.raises(StoreError, match="compile=False forbids"):
+        outsize.fit(model, loss, optimizer, BATCH, plan=tmp_path / "plan.json", compile=False)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_compiled_model_is_fitted_as_it_was_written_where_the_user_says_so(own):
+    compiled, model, optimizer = make(own=own, count=1)
+    fitted = outsize.fit(compiled, loss, optimizer, BATCH, budget="1GiB", compile=False)
+    assert any("came compiled and is fitted as it was written" in note for note in fitted.plan.notes)
+    assert graphs_in(lambda: fitted.step(BATCH)) == 0
+    fitted.step(BATCH)
+    for expected, found in zip(trained(count=1), model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert fitted.undo() is compiled
+    assert graphs_in(lambda: loss(compiled, BATCH)) == 1
+
+
+def test_a_compiled_part_of_a_model_is_called_as_it_was_written():
+    _, model, _ = make(count=2)
+    model.blocks[1] = torch.compile(model.blocks[1], backend="aot_eager")
+    answers = outsize.fit(model, None, None, BATCH, budget="1GiB", compile=False)
+    assert graphs_in(lambda: answers.infer(BATCH)) == 0
+    answers.undo()
+    assert graphs_in(lambda: loss(model, BATCH)) == 1
+
+
+def test_where_nothing_can_be_compiled_one_sentence_says_why(monkeypatch):
+    _, model, optimizer = make()
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
+    with pytest.raises(InputError, match=r"cannot be compiled here: there is no C\+\+ compiler"):
+        outsize.fit(model, loss, optimizer, BATCH, budget="1GiB", compile=True)
+    plan = outsize.fit(model, loss, optimizer, BATCH, budget="1GiB", dry_run=True).plan
+    assert not any("compile=True" in note for note in plan.notes)
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
+    assert "triton" in compiling.why_not_compiled("cuda")
+
+
+def test_a_plan_says_that_compiling_was_not_measured(by_graphs):
+    _, model, optimizer = make(count=1)
+    plan = outsize.fit(model, loss, optimizer, BATCH, budget="1GiB", dry_run=True).plan
+    assert "bytes and time not measured" in plan.notes[-1]
+    compiled, _, optimizer = make(count=1)
+    assert not any(
+        "compile=True" in note
+        for note in outsize.fit(compiled, loss, optimizer, BATCH, budget="1GiB", dry_run=True).plan.notes
+    )
+
+
+def test_a_failed_fit_leaves_the_model_as_it_came(by_graphs):
+    def broken(model, batch):
+        return model(batch)[:, 0].square()  # no scalar
+
+    compiled, _, optimizer = make(own=True, count=1)
+    with pytest.raises(InputError, match="scalar"):
+        outsize.fit(compiled, broken, optimizer, BATCH, budget="1GiB", compile=False)
+    assert graphs_in(lambda: loss(compiled, BATCH)) == 1
+    _, model, optimizer = make(count=1)
+    with pytest.raises(InputError, match="scalar"):
+        outsize.fit(model, broken, optimizer, BATCH, budget="1GiB", compile=True)
+    assert not is_compiled(model)
 
 
 @pytest.mark.skipif(not long(), reason="many plans: the long run")
@@ -144,6 +234,17 @@ def test_a_smaller_budget_never_holds_more():
         ).plan
         peaks.append(plan.peak(plan.pool))
     assert peaks == sorted(peaks, reverse=True)
+
+
+@pytest.mark.skipif(not long(), reason="compiles C++: the long run")
+def test_a_model_is_compiled_for_its_fit_by_inductor():
+    _, model, optimizer = make(count=1)
+    fitted = outsize.fit(model, loss, optimizer, BATCH, budget="1GiB", compile=True)
+    assert graphs_in(lambda: fitted.step(BATCH)) >= 1
+    fitted.step(BATCH)
+    assert fitted.measured <= fitted.plan.peak()
+    for expected, found in zip(trained(count=1), model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(not long(), reason="compiles C++: the long run")

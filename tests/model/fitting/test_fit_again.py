@@ -282,7 +282,9 @@ def test_what_a_module_compiles_does_not_compile_the_hooks(tmp_path):
 def test_a_batch_that_is_not_cut_has_no_first_slice():
     batch, model = make_batch(64), Net(make_block())
     request = read_request(model, distance, torch.optim.SGD(model.parameters(), 0.1), batch, budget=2**30)
-    facts = TrainingPlanner(request).facts
+    planner = TrainingPlanner(request)
+    planner.look_once()
+    facts = planner.facts
     whole, uncut = Choice(checkpoint=("blocks.0",)), Choice(checkpoint=("blocks.0",), first=40)
     assert predict(uncut, facts) == predict(whole, facts)
 

@@ -67,6 +67,7 @@ def make_planner(facts, stage):
     """A planner that knows the step on the card that is not there."""
     work, few = stage.work, {"x": torch.randn(2, 3, 40, 40), "y": torch.randint(0, 10, (2,))}
     planner = TrainingPlanner(read_request(work.model, work.loss, work.optimizer, few, budget=2**30))
+    planner.look_once()
     planner.work, planner.facts, planner.project = work, facts, stage.project
     return planner
 

@@ -64,6 +64,8 @@ class Request:
     """How an inference calls the model; None: a training step."""
     host: HostSide | None
     """None where the model lives on its device."""
+    compiled_here: bool = False
+    """The model was compiled for this fit."""
 
 
 def read_request(
@@ -75,7 +77,9 @@ def read_request(
     optimizer = _bare(optimizer)
     hosted = device is not None or weights is not None or host is not None
     trains = not hosted and (optimizer is not None or own_step)
-    check_words(model, loss, optimizer, allow, without, own_step, clip, scaler, compile if trains else False)
+    check_words(model, loss, optimizer, allow, without, own_step, clip, scaler, compile)
+    if not trains or compile is False:
+        _refuse_compiled(model)
     target = _read_device(device, dry_run) if hosted else _device_of(model)
     call = None
     if optimizer is None and not own_step:
@@ -142,23 +146,8 @@ def check_words(
     """What can be said of each argument by itself."""
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"fit needs a torch.nn.Module, not {type(model).__name__}")
-    compiled = next(((name, module) for name, module in model.named_modules() if is_compiled(module)), None)
     if compile not in (True, False, "auto"):
         raise InputError(f"compile={compile!r} is unknown: one of True, False, 'auto'")
-    if compiled is None and compile is True:
-        raise InputError(
-            "compile=True is for a compiled model: call model.compile() or torch.compile(model) before fit"
-        )
-    if compiled is not None and not compile:
-        name, module = compiled
-        wrapped = is_compiled_copy(module)
-        before = (
-            "a compiled model has it as `_orig_mod`" if wrapped else "leave out `.compile()`, which changes it for good"
-        )
-        raise InputError(
-            f"{name or 'the model'} is compiled by {'torch.compile' if wrapped else 'its own compile()'}, whose graph fit cannot "
-            f"change: give fit the module as it was before ({before})"
-        )
     scripted = next((n or "the model" for n, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)), None)
     if scripted is not None:
         raise InputError(
@@ -178,6 +167,21 @@ def check_words(
     if unknown:
         raise InputError(f"without names {unknown[0]!r}, which is no remedy: one of {', '.join(KEYS)}")
     _check_update(own_step, clip, scaler)
+
+
+def _refuse_compiled(model: Any) -> None:
+    """Of what is fitted as it was written only."""
+    compiled = next(((name, module) for name, module in model.named_modules() if is_compiled(module)), None)
+    if compiled is not None:
+        name, module = compiled
+        wrapped = is_compiled_copy(module)
+        before = (
+            "a compiled model has it as `_orig_mod`" if wrapped else "leave out `.compile()`, which changes it for good"
+        )
+        raise InputError(
+            f"{name or 'the model'} is compiled by {'torch.compile' if wrapped else 'its own compile()'}, whose graph fit cannot "
+            f"change: compile=False fits it as it was written, or give fit the module as it was before ({before})"
+        )
 
 
 def _check_modules(model: Any, optimizer: Any) -> None:

@@ -17,6 +17,7 @@ def fit(
     budget: int | str | None = None, device: Any = None, host: int | str | None = None, weights: Any = None,
     allow: str = "exact", own_step: bool = False, clip: float | None = None, scaler: Any = None,
     without: tuple[str, ...] = (), batch_axis: Any = None, dry_run: bool = False, compile: bool | str = "auto",
+    plan: Any = None,
 ) -> Any:  # fmt: skip
     """Make a training step run inside `budget` bytes of the memory of the model's device.
 
@@ -31,8 +32,12 @@ def fit(
     `batch_axis`: which axis of the batch's tensors counts samples, where fit does not find it: a number for all, or a table such
     as `{"x": 1, "weights": None, "cu_seqlens": "ends"}` (None: all samples share it; "ends": of packed sequences).
 
-    `compile`: a model under `torch.compile` or after `model.compile()` is fitted as compiled (`"auto"`, `True`: it has to be) or
-    refused (`False`). Its graphs are compiled anew, with a remedy of their own: again.
+    `compile`: `"auto"` fits a model under `torch.compile` or after `model.compile()` as compiled, and others as they are; `True`
+    compiles the model until `undo()`; `False` fits it as it was written, however it came. Graphs are compiled anew, with a
+    remedy of their own: again.
+
+    `plan`: a plan that `fitted.plan.save(path)` wrote for the same work, or its path. It is taken without a search; a plan of
+    another model, batch, optimizer, torch, card or budget is refused.
 
     `device`: the model stays in host memory and visits that device unit by unit; `budget` is then the device's and `host`
     the host's; what that does not hold goes to a file in the scratch folder. `weights`: the model is on the meta device, and
@@ -40,7 +45,7 @@ def fit(
     """
     asked: dict[str, Any] = {
         "budget": budget, "device": device, "host": host, "weights": weights, "allow": allow, "own_step": own_step, "clip": clip,
-        "scaler": scaler, "without": without, "batch_axis": batch_axis, "dry_run": dry_run,
+        "scaler": scaler, "without": without, "batch_axis": batch_axis, "dry_run": dry_run, "plan": plan,
     }  # fmt: skip
     other = adapter_of(model, loss, optimizer, batch)
     if other is not None:

@@ -47,7 +47,7 @@ class Fitted:
 
     def __init__(
         self, used: PlanInUse, rows: int, *, seconds: float | None = None, renew: Renew | None = None,
-        call: Callable[[Any, Any], Any] | None = None,
+        call: Callable[[Any, Any], Any] | None = None, given: Any = None, end: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self.peaks: array.array[int] = array.array("q")
         """Peak of every step that was measured so far."""
@@ -57,6 +57,8 @@ class Fitted:
         runs, hosted = used.runner is not None, used.choice.hosted
         self._resting = [m for m in self._work.model.modules() if not m.training] if runs else []
         """Modules in eval mode while the plan was made: it knows nothing of what they draw or write otherwise."""
+        self._given, self._end = given, end
+        """The model as the user gave it, and what makes it that again."""
         self._undone: Any = None
         """The model that was given back."""
         kind = self._work.device if runs else ""
@@ -155,6 +157,10 @@ class Fitted:
             self._judge()
         return out
 
+    def keep_plan(self) -> None:
+        """The plan has served before: no faster one is looked for."""
+        self._faster.looked = True
+
     def undo(self) -> Any:
         """The model as it was given, with the weights it has now; nothing happens where that is done already."""
         if self._used.runner is None:
@@ -168,8 +174,10 @@ class Fitted:
             warnings.warn(f"outsize: {stays}", stacklevel=2)
         for handle in self._handles:
             handle.remove()
-        self._handles, self._undone = [], model
-        return model
+        if self._end is not None:
+            self._end()
+        self._handles, self._undone = [], model if self._given is None else self._given
+        return self._undone
 
     def gather(self) -> None:
         """Bring home what waits elsewhere; the next step sends it away again."""

@@ -19,6 +19,7 @@ import torch
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.events import told
 from outsize.core.fitting import FitPlan
+from outsize.core.noun import from_plain, to_plain
 from outsize.core.units import format_bytes
 from outsize.engine.heap import keep_heap_lean
 from outsize.model.fitting import batch as batches
@@ -36,10 +37,18 @@ from outsize.model.fitting.move.weight_files import FileSource
 from outsize.model.fitting.plan.describe import describe_hosted
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.plan.facts import HostedFacts
-from outsize.model.fitting.plan.host_memory import KINDS, LIBRARIES, READAHEAD, filed_bytes, host_bytes, sizes_of
+from outsize.model.fitting.plan.host_memory import (
+    KINDS,
+    LIBRARIES,
+    READAHEAD,
+    check_disk,
+    filed_bytes,
+    host_bytes,
+    sizes_of,
+)
 from outsize.model.fitting.plan.hosted_search import HostedSearch
 from outsize.model.fitting.plan.projection import Projection
-from outsize.model.fitting.plan.speeds import measure_rates, typical_rates
+from outsize.model.fitting.plan.speeds import Rates, measure_rates, typical_rates
 from outsize.model.fitting.plan_in_use import TIGHTER
 from outsize.model.fitting.planner import Planner, Settled
 from outsize.model.fitting.run.forward_functions import without_cache
@@ -48,6 +57,7 @@ from outsize.model.fitting.run.loss import read_loss
 from outsize.model.fitting.run.random_sources import same_draws
 from outsize.model.fitting.run.recorder import watching
 from outsize.model.fitting.run.row_pieces import MixesRows
+from outsize.model.fitting.saved.file import SavedPlan, describe_origin
 from outsize.model.fitting.update.gradient_sink import Collected
 from outsize.model.fitting.user_errors import in_users_code
 
@@ -71,11 +81,48 @@ class HostedPlanner(Planner):
         """The scratch file, once something is in it."""
         self._found: dict[Choice, tuple[HostedFacts, Projection]] = {}
         """Choice -> what the search that gave it knew, and its trace."""
-        kind = request.device.type
-        self._rates = (
-            typical_rates(kind) if request.dry_run else measure_rates(self._host.mover, self.work.optimizer, self._room)
-        )
-        """Measured once, while the device is empty."""
+        self._known_rates: Rates | None = None
+        """Measured once, while the device is empty; None: not yet."""
+        self._taken: dict[Choice, str] = {}
+        """Choices of a saved plan, with a note."""
+
+    @property
+    def _rates(self) -> Rates:
+        if self._known_rates is None:
+            mover, kind = self._host.mover, self.request.device.type
+            measured = not self.request.dry_run
+            self._known_rates = (
+                measure_rates(mover, self.work.optimizer, self._room) if measured else typical_rates(kind)
+            )
+        return self._known_rates
+
+    def take(self, saved: SavedPlan) -> tuple[FitPlan, Choice]:
+        request, more = self.request, saved.more
+        work = saved.read_work(request)
+        choice = saved.read_choice(request, work, request.rows)
+        with saved.followed():
+            rates = from_plain(Rates, more["rates"])
+            self._known_rates = rates if rates.measured or request.dry_run else None
+            order, outside = (tuple(map(str, more[name])) for name in ("order", "outside"))
+            facts = replace(self._facts(self._room), work=work, order=order, outside=outside)
+            facts = replace(facts, layout=facts.stage.layout())
+            units = facts.cut(choice).units
+            projection = facts.stage.project(
+                replace(choice, disk={}, transfer_bytes=0), call=facts.call, work=work, layout=facts.layout,
+                order=[name for name in order if name in units] or list(units),
+            )  # fmt: skip
+        plan = saved.require_fit(projection)
+        held = host_bytes(facts, choice, projection)
+        if held > self._host_room:
+            raise saved.refuse(
+                f"this process would hold {format_bytes(held)} of the host, and the budget is {format_bytes(self._host_room)}"
+            )
+        check_disk(facts, choice)
+        self.work = replace(work, sources=tuple(dict.fromkeys((*work.sources, *projection.sources))))
+        self._outside = dict.fromkeys(outside)
+        self._found[choice] = replace(facts, work=self.work), projection
+        self._taken[choice] = plan.notes[-1]
+        return self._describe(choice), choice
 
     def plan(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
         """The first choice, from the fastest to the smallest, that fits device and host."""
@@ -152,15 +199,7 @@ class HostedPlanner(Planner):
 
     def _run(self, limit: int, traced: Callable[[], None] = lambda: None) -> Choice:
         """One search; what it learns of the work holds for all that follow."""
-        request, host, scratch = self.request, self._host, self._scratch
-        stage = Stage(self.work, request.batch, device=request.device, beside=host.beside)
-        facts = HostedFacts(
-            side=host, stage=stage, work=replace(self.work, written={}), budget=limit, host=self._host_room, rates=self._rates,
-            rows=request.rows, call=request.call, device=request.device.type, forbidden=self._forbidden,
-            exact=request.allow == "exact", outside=tuple(self._outside), folder=request.scratch, spills=scratch is not None,
-            transfer_bytes=scratch.piece if scratch is not None else 0,
-        )  # fmt: skip
-        search = HostedSearch(facts, traced)
+        search = HostedSearch(self._facts(limit), traced)
         try:
             found = search.run()
         finally:
@@ -169,6 +208,17 @@ class HostedPlanner(Planner):
         self.work = search.facts.work
         self._found[found.choice] = search.facts, found.projection
         return found.choice
+
+    def _facts(self, limit: int) -> HostedFacts:
+        """What is known before a search."""
+        request, host, scratch = self.request, self._host, self._scratch
+        stage = Stage(self.work, request.batch, device=request.device, beside=host.beside)
+        return HostedFacts(
+            side=host, stage=stage, work=replace(self.work, written={}), budget=limit, host=self._host_room, rates=self._rates,
+            rows=request.rows, call=request.call, device=request.device.type, forbidden=self._forbidden,
+            exact=request.allow == "exact", outside=tuple(self._outside), folder=request.scratch, spills=scratch is not None,
+            transfer_bytes=scratch.piece if scratch is not None else 0,
+        )  # fmt: skip
 
     def _confirm(self, error: BudgetError) -> BudgetError:
         """The error with a device budget that has a plan: units depend on the budget, so the one that it names is tried."""
@@ -191,9 +241,15 @@ class HostedPlanner(Planner):
         request, (facts, projection) = self.request, self._found[choice]
         if choice.transfer_bytes and not self._rates.read:
             read, write = measure_disk(request.scratch, choice.transfer_bytes, sum(filed_bytes(facts, choice).values()))
-            self._rates = replace(self._rates, read=read, write=write)
+            self._known_rates = replace(self._rates, read=read, write=write)
         facts = replace(facts, rates=self._rates)
-        return describe_hosted(request.batch, request.budgets, facts, choice, projection)
+        plan = describe_hosted(request.batch, request.budgets, facts, choice, projection)
+        origin = describe_origin(
+            self.basis, choice, facts.work, projection.peaks, projection.beside, rates=to_plain(self._rates),
+            order=list(facts.order), outside=list(facts.outside),
+        )  # fmt: skip
+        plan = replace(plan, origin=origin)
+        return plan.with_note(self._taken[choice]) if choice in self._taken else plan
 
     # moving
 

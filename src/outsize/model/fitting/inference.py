@@ -33,6 +33,7 @@ from outsize.model.fitting.planner import Planner
 from outsize.model.fitting.run.random_sources import same_draws
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
+from outsize.model.fitting.saved.file import SavedPlan, describe_origin
 from outsize.model.fitting.user_errors import in_users_code
 from outsize.model.torch_port.objects import sizeof
 
@@ -45,8 +46,27 @@ class InferencePlanner(Planner):
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
-        call = request.call
-        assert call is not None
+        assert request.call is not None
+        self._call: Call = request.call
+        self._facts: InferenceFacts | None = None
+        """What a search knows; None: nobody has looked."""
+        self._stage: Stage
+
+    def take(self, saved: SavedPlan) -> tuple[FitPlan, Choice]:
+        self.work = work = saved.read_work(self.request)
+        self.request = request = replace(self.request, rows=work.axes.count(self.request.batch))
+        choice = saved.read_choice(request, work, request.rows)
+        if choice.slices > 1 and (why := _why_not_sliced(work, self._call, request.batch)):
+            raise saved.refuse(why)
+        stage = Stage(work, request.batch)
+        stage.take_over(saved.more.get("reads") is True)
+        with saved.followed():
+            projection = stage.project(choice, call=self._call)
+        return saved.require_fit(projection), choice
+
+    def _look(self) -> InferenceFacts:
+        """Which axis counts samples, and what forbids a remedy."""
+        request, call = self.request, self._call
         forbidden = dict.fromkeys(request.without, "you forbade it")
         for axes in () if "slices" in forbidden else request.readings:
             self.work = work = replace(request.work, axes=axes)
@@ -58,17 +78,25 @@ class InferencePlanner(Planner):
         else:
             self.work = work = request.work
         self.request = request = replace(request, rows=work.axes.count(request.batch))
-        self._project = functools.partial(Stage(work, request.batch).project, call=call)
+        self._stage = Stage(work, request.batch)
         weights = sum(map(sizeof, work.model.parameters()))
         units = tuple(cut_model(work.model, weights // SHARE).units)
-        self._facts = InferenceFacts(device=work.device, rows=request.rows, streamable=units, forbidden=forbidden)
+        return InferenceFacts(device=work.device, rows=request.rows, streamable=units, forbidden=forbidden)
 
     def plan(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
-        search = InferenceSearch(self._facts, self._project, self.request.allow, limit)
+        facts = self._facts = self._facts or self._look()
+        project = functools.partial(self._stage.project, call=self._call)
+        search = InferenceSearch(facts, project, self.request.allow, limit)
         with in_users_code("the model, followed without contents,"):
             found = search.run()
         inside = replace(self.request.budgets[0], bytes=limit)
-        return describe_inference(self._facts, found, inside, search.tried[0].peak), found.choice
+        plan = describe_inference(facts, found, inside, search.tried[0].peak)
+        projection = found.projection
+        assert projection is not None
+        origin = describe_origin(
+            self.basis, found.choice, self.work, projection.peaks, projection.beside, reads=self._stage.reads
+        )
+        return replace(plan, origin=origin), found.choice
 
 
 class InferenceSearch(Search[InferenceFacts]):

@@ -6,6 +6,7 @@ In: a `Request`. Out: `Planner`, which makes plans for it, under its budget and,
 from __future__ import annotations
 
 import abc
+import functools
 from typing import Any, NamedTuple
 
 from outsize.core.fitting import FitPlan
@@ -15,6 +16,8 @@ from outsize.model.fitting.move.out_of_memory import clear_up
 from outsize.model.fitting.move.stores import open_store
 from outsize.model.fitting.run.resident import open_resident, reopen_resident
 from outsize.model.fitting.run.runner import Work
+from outsize.model.fitting.saved.basis import basis_of
+from outsize.model.fitting.saved.file import SavedPlan
 
 
 class Settled(NamedTuple):
@@ -37,6 +40,15 @@ class Planner(abc.ABC):
     @abc.abstractmethod
     def plan(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
         """The cheapest choice that holds at most `limit` bytes of the device; `batch`: to run plans on, None: not to."""
+
+    @abc.abstractmethod
+    def take(self, saved: SavedPlan) -> tuple[FitPlan, Choice]:
+        """A plan that another process made for the same work, after one trace of its choice."""
+
+    @functools.cached_property
+    def basis(self) -> dict[str, Any]:
+        """What its plans are made for."""
+        return basis_of(self.request)
 
     def settle(self, plan: FitPlan, choice: Choice) -> Settled:
         """The plan on the user's model; another one where a rehearsal shows that this one does not do."""

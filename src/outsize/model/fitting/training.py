@@ -19,7 +19,15 @@ from outsize.core.fitting import FitPlan
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.arguments import Request
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.learn.findings import NOISY, Findings, leave_out, look, preserved
+from outsize.model.fitting.learn.findings import (
+    NOISY,
+    Findings,
+    find_sources,
+    leave_out,
+    look,
+    preserved,
+    why_not_cut,
+)
 from outsize.model.fitting.learn.gradients_equal import EQUAL, FAR_BELOW, TINY, compare, find_noise, find_rounding
 from outsize.model.fitting.move.evicted import ReadWhileEvicted, is_home
 from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory, where_room
@@ -31,13 +39,14 @@ from outsize.model.fitting.plan.remedies import describe, remedies_on
 from outsize.model.fitting.plan.search import Candidate
 from outsize.model.fitting.plan.speeds import Timing, estimate_times, measure_times, try_out
 from outsize.model.fitting.plan.take_apart import gather_facts
-from outsize.model.fitting.plan.training_search import TrainingSearch
+from outsize.model.fitting.plan.training_search import TrainingSearch, as_traced
 from outsize.model.fitting.planner import Planner
 from outsize.model.fitting.run.expandable_segments import let_grow
 from outsize.model.fitting.run.loss import Normaliser
 from outsize.model.fitting.run.replayed_draws import Replay
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
+from outsize.model.fitting.saved.file import SavedPlan, describe_origin
 from outsize.model.fitting.user_errors import in_users_code, say
 from outsize.model.torch_port.compiler import uncompiled
 from outsize.model.torch_port.patches import without_autocast
@@ -70,8 +79,32 @@ class TrainingPlanner(Planner):
         """Largest difference that was autocast's rounding."""
         self._readings = list(request.readings)
         """Readings of the batch that are still to be tried."""
-        with told("looking at the step", "parts"):
-            self._learn()
+        self._looked = False
+        """A few samples have been looked at, and the plain step was taken apart."""
+
+    def take(self, saved: SavedPlan) -> tuple[FitPlan, Choice]:
+        request, work = self.request, saved.read_work(self.request)
+        if saved.work.get("own_sources"):
+            work = replace(work, sources=find_sources(work, request.batch))
+        self.work = work
+        self.request = request = replace(
+            request, rows=work.axes.count(request.batch), work=replace(request.work, backwards=work.backwards)
+        )
+        choice = saved.read_choice(request, work, request.rows)
+        if choice.slices > 1 and (why := why_not_cut(work, request.batch)):
+            raise saved.refuse(why)
+        stage = self._stage(work)
+        stage.take_over(saved.more.get("reads") is True)
+        with saved.followed():
+            projection = stage.project(as_traced(choice))
+        return saved.require_fit(projection.growing() if choice.expandable else projection), choice
+
+    def look_once(self) -> None:
+        """Look at the step, unless that was done."""
+        if not self._looked:
+            with told("looking at the step", "parts"):
+                self._learn()
+            self._looked = True
 
     def _learn(self, again: bool = False) -> bool:
         """Look at the step by the next readings of the batch, up to the first that can be cut; where none can, the first counts,
@@ -100,7 +133,7 @@ class TrainingPlanner(Planner):
             else None,
         )
         self.request = replace(request, rows=findings.rows)
-        stage = self._stage(work)
+        self._traces = stage = self._stage(work)
         self.project = stage.project
         before = {key: why for key, why in self.facts.forbidden.items() if key != "slices"} if again else {}
         facts = self._take_apart(stage)
@@ -149,6 +182,7 @@ class TrainingPlanner(Planner):
 
     def plan(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
         """The cheapest choice that fits and whose gradients are right; a remedy that changes them is forbidden by name."""
+        self.look_once()
         allowance = replace(self.request.budgets[0], bytes=limit)
         while True:
             few = self._few
@@ -173,7 +207,21 @@ class TrainingPlanner(Planner):
             if self._is_right(found.choice, few):
                 decided += self._say_packed(found.choice, few)
                 decided += [ROUNDED.format(self.rounding)] if self.rounding else []
-                return describe_training(search, found, allowance, self.findings, decided), found.choice
+                plan = describe_training(search, found, allowance, self.findings, decided)
+                return replace(plan, origin=self._origin(found)), found.choice
+
+    def _origin(self, found: Candidate) -> dict[str, Any]:
+        projection = found.projection
+        assert projection is not None
+        return describe_origin(
+            self.basis,
+            found.choice,
+            self.work,
+            projection.peaks,
+            projection.beside,
+            reads=self._traces.reads,
+            compiled=self.request.compiled_here,
+        )
 
     def _is_right(self, choice: Choice, few: Any) -> bool:
         """True where the gradients are the plain ones; a remedy that changes them is forbidden from now on."""

@@ -13,7 +13,8 @@ from outsize.machine import allowance_of
 from outsize.model.jax.compiled import PLATFORMS, find_device
 from outsize.model.jax.fitting.choice import KEYS
 from outsize.model.jax.fitting.fitted import Fitted, key_of
-from outsize.model.jax.fitting.planner import Request, plan
+from outsize.model.jax.fitting.planner import Request
+from outsize.model.jax.fitting.planner import plan as make_plan
 from outsize.model.jax.private_parts import require_jax
 
 
@@ -21,7 +22,7 @@ def fit(
     model: Any, loss: Any, optimizer: Any, batch: Any, *, budget: int | str | None = None, device: Any = None,
     host: int | str | None = None, weights: Any = None, allow: str = "exact", own_step: bool = False,
     clip: float | None = None, scaler: Any = None, without: tuple[str, ...] = (), batch_axis: Any = None,
-    dry_run: bool = False,
+    dry_run: bool = False, plan: Any = None,
 ) -> Fitted:  # fmt: skip
     """Make a step of JAX run inside `budget` bytes of its device: parameters, gradients, optimizer state, batch and temporaries.
 
@@ -31,7 +32,7 @@ def fit(
     """
     jax = require_jax()
     _check(loss, optimizer, own_step, without)
-    _refuse(weights=weights, clip=clip, scaler=scaler, allow=None if allow == "exact" else allow)
+    _refuse(weights=weights, clip=clip, scaler=scaler, allow=None if allow == "exact" else allow, plan=plan)
     leaves = jax.tree_util.tree_leaves((model, batch))
     if not jax.tree_util.tree_leaves(model):
         raise InputError("the parameters have no arrays: there is nothing to fit")
@@ -41,12 +42,12 @@ def fit(
         params=model, loss=loss, optimizer=None if own_step else optimizer, device=there, allowance=_allowance(budget, there),
         host=_host_bytes(host, there), without=frozenset(without), batch_axis=batch_axis, real=real,
     )  # fmt: skip
-    planned = plan(request, model, batch)
+    planned = make_plan(request, model, batch)
     return Fitted(
         planned,
         optimizer,
         key_of(model, batch),
-        lambda params, other: plan(request, params, other),
+        lambda params, other: make_plan(request, params, other),
         real and not dry_run,
     )
 
@@ -72,6 +73,7 @@ MEANINGLESS = {
     "clip": "put optax.clip_by_global_norm into the optimizer",
     "scaler": "scale the loss in your own function",
     "allow": "every remedy for JAX is exact",
+    "plan": "XLA compiles a step anew in every process, and says its bytes then",
 }
 """Options of torch's fit -> what to do instead."""
 

@@ -25,7 +25,7 @@ from outsize.model.keras.sliced_step import Rules, SlicedStep
 from outsize.model.keras.trace import trace_model
 
 REMEDIES = ("slices", "checkpoint")
-MEANINGLESS = ("device", "host", "weights", "own_step", "clip", "scaler", "batch_axis")
+MEANINGLESS = ("device", "host", "weights", "own_step", "clip", "scaler", "batch_axis", "plan")
 """Options of other frameworks."""
 FEW = 3
 """Slices that are followed, and one more."""

@@ -91,6 +91,11 @@ def compiled_call(module: Any) -> Any:
     return getattr(module, "_compiled_call_impl", None)
 
 
+def call_by(module: Any, call: Any) -> None:
+    """Let a module be called by what its own `compile()` made; None: as it was written."""
+    module._compiled_call_impl = call
+
+
 def set_compiled_call(module: Any, compile: Callable[..., Any], like: Any) -> None:
     """Compile a module's own call as that of another one was."""
     module._compiled_call_impl = compile(module._call_impl, backend=backend_of(like))

@@ -128,8 +128,10 @@ def has_hooks(module: Any) -> bool:
 
 
 def is_compiled(module: Any) -> bool:
-    """True for what `torch.compile(module)` and `module.compile()` make."""
-    return is_compiled_copy(module) or getattr(module, "_compiled_call_impl", None) is not None
+    """True for what `torch.compile(module)` and `module.compile()` make, unless it is called as it was written."""
+    if is_compiled_copy(module):
+        return getattr(module.__dict__.get("forward"), "__self__", None) is not module._orig_mod
+    return getattr(module, "_compiled_call_impl", None) is not None
 
 
 def is_compiled_copy(module: Any) -> bool:

@@ -29,6 +29,7 @@ from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.replayed_draws import Draw, compare_draws
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.user_errors import in_users_code, say
+from outsize.model.torch_port.compiler import uncompiled
 from outsize.model.torch_port.dispatch import arguments_of, seeing
 from outsize.model.torch_port.objects import batch_norm, buffer_table, hooked
 
@@ -327,6 +328,40 @@ def _find_loss_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None,
             "(total, count) to have it cut"
         )
     return _with_all_labels(work, holding[0], labels, part, few)
+
+
+def why_not_cut(work: Work, batch: Any) -> str:
+    """Why a rule that held once does not hold for the loss as it is now, empty where it does: a few samples, whole and cut."""
+    few = min(SAMPLES, work.axes.count(batch))
+    if few < 2 or not work.splits:
+        return "" if work.splits else "the batch is not cut"
+    rule, runs = work.normaliser, [(0, few - 1), (few - 1, few)]
+    part = work.axes.take(batch, 0, few)
+    if rule.rule == "labels":
+        part = leave_out(rule, part, work.axes)
+
+    def holds() -> bool:
+        if rule.counts:
+            whole, count = read_loss(work.loss(work.model, part))
+            return _check_counts(work, part, runs, whole, count)[0] is not None
+        if _holds(work, rule, part, runs):
+            return True
+        near = _find_noise(work, part, read_loss(work.loss(work.model, part))[0])
+        return near > TOLERANCE and _holds(work, rule, part, runs, near)
+
+    quiet = uncompiled() if work.compiled else contextlib.nullcontext()
+    with preserved(work.model, work.sources), without_cache(work.model), quiet, torch.no_grad(), calm():
+        found, failed = attempt(holds)
+    if failed:
+        return f"the loss of a few samples fails with {failed}"
+    return "" if found else f"the loss is not {rule} any more, as a few samples show"
+
+
+def find_sources(work: Work, batch: Any) -> tuple[Any, ...]:
+    """The generators beside torch's that a step draws from, as a few samples show."""
+    part = work.axes.take(batch, 0, min(SAMPLES, work.axes.count(batch)))
+    with preserved(work.model, work.sources), without_cache(work.model):
+        return _record(work, part).drawn.sources()
 
 
 def _with_all_labels(

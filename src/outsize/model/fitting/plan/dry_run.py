@@ -147,6 +147,15 @@ class Stage:
         self._begun = False
         """The optimizer makes state as it is made itself, and finds it in its first step: Adagrad before torch 2.13."""
 
+    @property
+    def reads(self) -> bool:
+        """Values of the batch steer the step, so that traces read them."""
+        return self._reads
+
+    def take_over(self, reads: bool) -> None:
+        """Whether they do is known from traces of the same step before."""
+        self._reads, self._weighed = reads, True
+
     def with_rows(self, rows: int) -> Stage:
         """The same work with a batch of so many samples, each like those of this one."""
 

@@ -115,6 +115,7 @@ class RankedPlanner(TrainingPlanner):
 
     def plan(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
         """The cheapest choice that fits every rank and whose gradients are right."""
+        self.look_once()
         spread = self.spread
         if not isinstance(spread, Shards):
             return self._plan(limit)
@@ -278,6 +279,10 @@ def agree_on_budget(request: Request, ranks: Ranks) -> Request:
 
 def refuse(given: dict[str, Any]) -> None:
     """Arguments that are not for ranks."""
+    if given.get("plan") is not None:
+        raise InputError(
+            "plan= is for one process: ranks plan together, since the one that holds most decides for all; leave it out"
+        )
     if any(given.get(name) is not None for name in ("device", "host", "weights")):
         raise InputError(
             "device=, host= and weights= are for one process: a model on many ranks stays where it is spread"

@@ -74,7 +74,7 @@ class Replay:
     """Draws of slices, taken from those of the whole. Its place in their order is a state that a second run goes back to."""
 
     def __init__(self, draws: tuple[Draw, ...]) -> None:
-        self._draws = draws
+        self.draws = draws
         self._next = 0
         self._run = (0, 0, 0)
 
@@ -96,7 +96,7 @@ class Replay:
         if not draws(func, args, kwargs):
             return func(*args, **kwargs)
         name = str(func).partition(".")[2]
-        draw = self._draws[self._next] if self._next < len(self._draws) else None
+        draw = self.draws[self._next] if self._next < len(self.draws) else None
         self._next += 1
         if draw is None or draw.name != name:
             raise self._lost(name)
