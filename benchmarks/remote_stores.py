@@ -4,7 +4,8 @@
 
 Needs moto[server], boto3, s3fs, zarr; obstore is measured where it is installed. Everything is read from servers of this machine,
 so both ends share its processors. Bare readers are threads that fetch the same bytes and drop them. Ours reads into the engine's
-memory and adds up. The best round of each counts; rounds take turns. Processor seconds are of the reading process alone. moto
+memory and adds up. The best round of each counts; rounds take turns. Processor seconds are of the reading process, those of
+the server beside them; a reader's threads are as many as its connections. moto
 reads all of an object for each range of it, so the .npy file there is small; the plain web server sends what is asked for.
 """
 
@@ -103,6 +104,23 @@ class Bare:
 
         list(self.pool.map(fetch, ranges))
 
+    def decoding_shards(self, urls: dict[str, str], ranges: Ranges) -> None:
+        """Whole shards, of which every chunk is decoded where its index says that it lies."""
+        from numcodecs import Zstd
+
+        codec = Zstd()
+
+        def fetch(name: str) -> None:
+            with urllib.request.urlopen(urls[name]) as answer:
+                data = memoryview(answer.read())
+            chunks = (16 << 20) // (256 << 10)
+            index = np.frombuffer(data[-16 * chunks - 4 : -4], "<u8").reshape(-1, 2)
+            for start, length in index.tolist():
+                if start < len(data):
+                    codec.decode(data[start : start + length])
+
+        list(self.pool.map(fetch, dict.fromkeys(name for name, _, _ in ranges)))
+
     def boto3(self, ranges: Ranges) -> None:
         def fetch(row: tuple[str, int, int]) -> None:
             name, low, high = row
@@ -132,22 +150,33 @@ class Bare:
         list(self.pool.map(fetch, ranges))
 
 
-def race(readers: dict[str, Callable[[], Any]], fetched: int, rounds: int) -> None:
-    """Best rate and least processor seconds of each, in turns."""
-    clock, used = dict.fromkeys(readers, 1e9), dict.fromkeys(readers, 1e9)
+def seconds_of(server: int) -> float:
+    """Processor seconds of a server."""
+    fields = Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def race(readers: dict[str, Callable[[], Any]], fetched: int, rounds: int, server: int) -> None:
+    """Best rate and least processor seconds of each, in turns; and what the server took meanwhile."""
+    clock, used, served = (dict.fromkeys(readers, 1e9) for _ in range(3))
     for reader in readers.values():
         reader()
     for _ in range(rounds):
         for name, reader in readers.items():
-            began, spent = time.perf_counter(), seconds()
+            began, spent, gave = time.perf_counter(), seconds(), seconds_of(server)
             reader()
             clock[name] = min(clock[name], time.perf_counter() - began)
             used[name] = min(used[name], seconds() - spent)
+            served[name] = min(served[name], seconds_of(server) - gave)
     for name in readers:
-        print(f"  {name:28} {fetched / 2**20 / clock[name]:8.0f} MiB/s  {used[name]:6.3f} s of a processor")
-    ours = clock["ours, x.sum()"]
-    shares = ", ".join(f"{name} {100 * clock[name] / ours:.0f} %" for name in readers if not name.startswith("ours"))
-    print(f"  ours, x.sum() against: {shares}", flush=True)
+        rate = fetched / 2**20 / clock[name]
+        print(f"  {name:28} {rate:8.0f} MiB/s  {used[name]:6.3f} s of a processor, the server {served[name]:5.2f} s")
+    for ours in ("ours, read", "ours, x.sum()"):
+        for what, best in (("the clock", clock), ("our processor", used)):
+            shares = (
+                f"{name} {100 * best[name] / best[ours]:.0f} %" for name in readers if not name.startswith("ours")
+            )
+            print(f"  {ours} by {what}, of: {', '.join(shares)}", flush=True)
 
 
 def read_all(store: Any, budget: int) -> None:
@@ -171,7 +200,9 @@ def read_all(store: Any, budget: int) -> None:
         list(pool.map(read, regions))
 
 
-def measure(title: str, path: str, ranges: Ranges, urls: dict[str, str], bare: Bare, rounds: int, want: Any) -> None:
+def measure(
+    title: str, path: str, ranges: Ranges, urls: dict[str, str], bare: Bare, rounds: int, want: Any, server: int
+) -> None:
     import outsize
     from outsize.array.store.registry import open_store
 
@@ -184,8 +215,9 @@ def measure(title: str, path: str, ranges: Ranges, urls: dict[str, str], bare: B
         "ours, x.sum()": functools.partial(x.sum().compute, "512MiB"),
         "bare http.client": functools.partial(bare.http, urls, ranges),
     }
-    if title.endswith("zstd") and "shards" not in title:
-        readers["bare http and zstd"] = functools.partial(bare.decoding, urls, ranges)
+    if title.endswith("zstd"):
+        decoding = bare.decoding_shards if "shards" in title else bare.decoding
+        readers["bare http and zstd"] = functools.partial(decoding, urls, ranges)
     if path.startswith("s3"):
         readers |= {
             "bare boto3": functools.partial(bare.boto3, ranges),
@@ -197,7 +229,7 @@ def measure(title: str, path: str, ranges: Ranges, urls: dict[str, str], bare: B
             readers["bare obstore"] = functools.partial(bare.obstore, ranges)
         except ImportError:
             pass
-    race(readers, fetched, rounds)
+    race(readers, fetched, rounds, server)
 
 
 def whole(client: Any, prefix: str) -> Ranges:
@@ -227,13 +259,13 @@ def main() -> None:
                 "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
                 "AWS_DEFAULT_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true",
             }  # fmt: skip
-            run(told, Path(folder), web_port)
+            run(told, Path(folder), web_port, s3.pid, web.pid)
         finally:
             s3.kill()
             web.kill()
 
 
-def run(told: Any, folder: Path, web_port: int) -> None:
+def run(told: Any, folder: Path, web_port: int, s3: int, web: int) -> None:
     import boto3
     import zarr
     from botocore.config import Config
@@ -262,7 +294,7 @@ def run(told: Any, folder: Path, web_port: int) -> None:
         ranges = whole(client, f"{number}.zarr/")
         ranges = cut(ranges) if "shards" in options else ranges
         urls = {name: signed(client, name) for name, _, _ in ranges}
-        measure(f"S3 zarr, {title}", f"s3://bucket/{number}.zarr", ranges, urls, bare, told.rounds, want)
+        measure(f"S3 zarr, {title}", f"s3://bucket/{number}.zarr", ranges, urls, bare, told.rounds, want, s3)
     size = (folder / "small.npy").stat().st_size
     measure(
         "S3 .npy",
@@ -272,10 +304,11 @@ def run(told: Any, folder: Path, web_port: int) -> None:
         bare,
         told.rounds,
         want,
+        s3,
     )
     size = (folder / "x.npy").stat().st_size
     url = f"http://127.0.0.1:{web_port}/x.npy"
-    measure("http .npy", url, cut([("x.npy", 0, size)]), {"x.npy": url}, bare, told.rounds, want)
+    measure("http .npy", url, cut([("x.npy", 0, size)]), {"x.npy": url}, bare, told.rounds, want, web)
 
 
 def signed(client: Any, name: str) -> str:

@@ -1,8 +1,10 @@
 """Formats that a library decodes, against that library: Parquet and Arrow, TIFF, addresses; and what is refused."""
 
+import threading
+
 import numpy as np
 import pytest
-from stores import peak_of
+from stores import make_buffer, peak_of
 
 import outsize
 import outsize.array as xp
@@ -187,3 +189,24 @@ def test_extent_is_above_all_memory_that_reading_takes_in_a_fresh_process(tmp_pa
                 pyarrow.feather.write_feather(table, path, compression="zstd")
     store = open_store(paths[1])
     assert store.bytes_of(((0, store.shape[0]), (0, store.shape[1]))) <= peak_of(READ, *paths)
+
+
+def test_shards_behind_an_address_are_read_by_several_workers_at_once():
+    zarr = pytest.importorskip("zarr")
+    values = np.arange(2048 * 256, dtype="f4").reshape(2048, 256)
+    made = zarr.create_array(
+        "memory://shards.zarr", shape=values.shape, chunks=(16, 256), shards=(128, 256), dtype="f4", overwrite=True
+    )
+    made[...] = values
+    store, region = open_store("memory://shards.zarr"), ((0, 2048), (0, 256))
+    found: list[bool] = []
+
+    def work() -> None:
+        found.append(np.array_equal(store.read(region, make_buffer(store.extent(region))), values))
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert found == [True] * 6

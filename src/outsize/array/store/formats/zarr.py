@@ -186,11 +186,11 @@ class ZarrStore(Store):
         return str(self._array.metadata.encode_chunk_key(chunk))
 
     def _spans(self, pieces: Iterable[Piece], lanes: int, block: Block) -> Iterator[Span]:
-        """What is to be read for these pieces; those that are known to hold the fill value are done with."""
+        """What is to be read for these pieces; those that are known to hold the fill value are done with. Indices of shards are
+        read at once, before the first span: lanes that wait for spans could not read them."""
         sharding = self._sharding
         if sharding is None:
-            yield from (Span(self._key(piece.chunk), None, 0, [(0, piece)]) for piece in pieces)
-            return
+            return (Span(self._key(piece.chunk), None, 0, [(0, piece)]) for piece in pieces)
         shards: dict[tuple[int, ...], list[Piece]] = {}
         for piece in pieces:
             shards.setdefault(sharding.shard_of(piece.chunk), []).append(piece)
@@ -199,10 +199,15 @@ class ZarrStore(Store):
         def look(shard: tuple[int, ...], _: int) -> None:
             indices[shard] = self._index(sharding, shard)
 
+        self._objects.each(look, shards, min(lanes, len(shards)))
+        return self._spans_in(sharding, shards, indices, block)
+
+    def _spans_in(
+        self, sharding: Sharding, shards: dict[tuple[int, ...], list[Piece]], indices: dict[tuple[int, ...], Any], block: Block
+    ) -> Iterator[Span]:  # fmt: skip
         def fill(piece: Piece) -> None:
             block[piece.target] = self._array.fill_value
 
-        self._objects.each(look, shards, min(lanes, len(shards)))
         for shard, inside in shards.items():
             key, index = self._key(shard), indices.pop(shard)
             if index is None:
