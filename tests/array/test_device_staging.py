@@ -4,6 +4,7 @@ many threads at once and no more, inside the plan."""
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -280,3 +281,56 @@ def test_rows_that_lie_more_than_two_gib_apart_are_copied_one_by_one(
     there, here = [1000 + row * 20 for row in range(3)], [block.ctypes.data + row * (3 << 30) for row in range(3)]
     ways = zip(there, here, strict=True) if inwards else zip(here, there, strict=True)
     assert calls == [(*way, 20, 1 if inwards else 2, 7) for way in ways]
+
+
+def test_an_operand_is_on_its_way_while_the_one_before_it_is_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, int]] = []
+    begin = staging.Stager.begin
+
+    def noted(self: staging.Stager, blocks: Any) -> Callable[[], None]:
+        number = sum(word == "sent" for word, _ in seen)
+        seen.append(("sent", number))
+        wait = begin(self, blocks)
+        return lambda: (wait(), seen.append(("wanted", number)))[0]
+
+    monkeypatch.setattr(staging.Stager, "begin", noted)
+    a, b = np.random.default_rng(0).standard_normal((2, 96, 96))
+    device = FakeDevice(ArrayKernels(np), limit=48 << 10)
+    with outsize.budget(device=device.size):
+        found = (outsize.open(a) @ outsize.open(b)).compute("1MiB", device=device)
+    np.testing.assert_allclose(found, a @ b, rtol=1e-10)
+    places = {each: place for place, each in enumerate(seen)}
+    count = sum(word == "sent" for word, _ in seen)
+    early = [places["sent", n + 1] < places["wanted", n] for n in range(count - 1)]
+    assert count > 4
+    assert sum(early) >= count // 2, seen
+
+
+def test_what_is_on_its_way_is_waited_for_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way: set[int] = set()
+    numbers = itertools.count()
+    begin = staging.Stager.begin
+
+    def noted(self: staging.Stager, blocks: Any) -> Callable[[], None]:
+        wait, number = begin(self, blocks), next(numbers)
+        under_way.add(number)
+
+        def waited() -> None:
+            under_way.discard(number)
+            wait()
+
+        return waited
+
+    class Stopped(Exception):
+        pass
+
+    def fail(*_: Any) -> None:
+        raise Stopped
+
+    monkeypatch.setattr(staging.Stager, "begin", noted)
+    monkeypatch.setattr("outsize.array.device.blocked_product._Product._call", fail)
+    a, b = np.random.default_rng(0).standard_normal((2, 96, 96))
+    device = FakeDevice(ArrayKernels(np), limit=48 << 10)
+    with outsize.budget(device=device.size), pytest.raises(Stopped):
+        (outsize.open(a) @ outsize.open(b)).compute("1MiB", device=device)
+    assert not under_way

@@ -181,7 +181,9 @@ class Tuning:
     return_share: int = 16
     """Where the result is larger, that memory is at most one part in so many of it."""
     return_pieces: int = 32
-    """Pieces of that memory."""
+    """Pieces of that memory at most."""
+    return_piece: int = 16 << 20
+    """A piece of it that is worth the interpreter's time: there are fewer where they would be shorter, and four at least."""
     return_threads: int = 4
     """Threads that empty them at most."""
     stage_piece: int = 6 << 20

@@ -161,8 +161,15 @@ class DeviceContractPass(ContractPass):
     def fit(self, effort: Effort, room: Room, there: int = ANY) -> SizedDeviceProduct | None:
         some, back = 0 if effort.bare else room.host, self._comes_back
         staging = Staging.choose(some, self.tuning, alone=effort.workers == 1) if self._staged else Staging()
-        pieces = 0 if not back else 2 if effort.bare else self.tuning.return_pieces
-        piece = 0 if not back else max(4096, min(self._ring(), some // 8) // pieces // 4096 * 4096)
+        ring = min(self._ring(), some // 8)
+        pieces = (
+            0
+            if not back
+            else 2
+            if effort.bare
+            else min(self.tuning.return_pieces, max(4, ring // self.tuning.return_piece))
+        )
+        piece = 0 if not back else max(4096, ring // pieces // 4096 * 4096)
         shared = staging.nbytes + round_to_pages(pieces * piece)
         found = super().fit(effort, replace(room, host=room.host - shared))
         if found is None:
