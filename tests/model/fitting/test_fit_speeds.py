@@ -81,3 +81,41 @@ def test_an_optimizer_is_timed_without_its_owners_hooks():
     optimizer.register_step_post_hook(lambda *_: calls.append(1))
     assert time_optimizer(optimizer, "cpu", 1000) > 0
     assert not calls and not optimizer.state and torch.equal(parameter, torch.zeros(3))
+
+
+def test_a_backward_pass_that_is_measured_as_much_longer_than_its_forward_pass_grows_with_it(monkeypatch, step):
+    """Convolutions in three dimensions take seven times as long back: arithmetic says three at most."""
+    work, batch, _ = step
+    alone = {1: 0.010, len(batch): 0.040}
+    monkeypatch.setattr(speeds, "_forward_alone", lambda work, part: alone[len(part)])
+    ((rows, forward, backward),) = speeds._extrapolated(work, batch, (1, 0.010, 0.070), [len(batch)], 3.0)
+    assert (rows, round(forward, 3), round(backward, 3)) == (len(batch), 0.040, 0.280)
+    ((_, forward, backward),) = speeds._extrapolated(work, batch, (1, 0.040, 0.050), [len(batch)], 1.5)
+    assert (round(forward, 3), round(backward, 3)) == (0.048, 0.072)
+
+
+def test_a_plan_that_takes_very_long_runs_once(step, monkeypatch):
+    runs = []
+    speeds._quickest([lambda: runs.append(1)])
+    assert len(runs) == 1 + speeds.RUNS
+    monkeypatch.setattr(speeds, "LONG", 0.0)
+    monkeypatch.setattr(speeds, "SHORT", 0.0)
+    speeds._quickest([lambda: runs.append(1)])
+    assert len(runs) == 2 + speeds.RUNS
+
+
+def test_seconds_of_a_remedy_count_what_python_sees(step):
+    from outsize.model.fitting.learn.findings import look
+    from outsize.model.fitting.plan.take_apart import gather_facts
+    from outsize.model.fitting.plan.training_search import added
+
+    work, batch, _ = step
+    stage = Stage(work, batch)
+    plain = stage.project(Choice(), survey=True)
+    timing = speeds.estimate_times("cpu", plain, len(batch))
+    facts = gather_facts(work, look(work, batch), plain, False, timing, None, stage.surveyed)
+    drawing = dataclasses.replace(facts, replays=True)
+    assert facts.seeing > 0
+    cut, again = Choice(slices=2), Choice(recipes=facts.recipes[0][0].sites)
+    assert added(cut, drawing) - added(cut, facts) == pytest.approx(2 * facts.seeing)
+    assert added(again, facts) > facts.seeing
