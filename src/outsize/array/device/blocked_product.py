@@ -322,7 +322,7 @@ class _Product:
         """Wait for what is on its way, after an error: the memory that it comes from is somebody else's soon."""
         while self._sending:
             with contextlib.suppress(Exception):
-                pass
+                self._sending.popleft().arrive()
 
     def _then(self, work: Callable[..., None], *arguments: Any) -> None:
         """Done when the next matrix is on its way: staging threads have something to do meanwhile."""
