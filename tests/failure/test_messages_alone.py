@@ -225,3 +225,57 @@ def test_the_name_of_a_mac_is_no_limit():
     failure = outsize.explain(WATERMARK).failure
     assert failure is not None
     assert failure.limit_bytes == round(81.6 * 2**30)
+
+
+PAIRS = """  File "/opt/lib/python3.12/site-packages/binner/cluster.py", line 155, in distances
+    kl = distance(depth[:, 0], depth[:, 1])
+MemoryError: Unable to allocate 2.86 TiB for an array with shape (886662, 886662) and data type float32
+"""
+EMBEDDED = """\
+OOM when allocating tensor with shape[1000,64,77,77] and type float on /job:localhost/replica:0/task:0/device:GPU:0 \
+by allocator GPU_0_bfc
+     [[Node: conv/Conv2D = Conv2D[T=DT_FLOAT](conv/Relu, conv/weights/read)]]
+     [[Node: embeddings/_455 = _Recv[tensor_name="edge_1_embeddings"]()]]
+"""
+LINKAGE = "MemoryError: Unable to allocate 53.1 GiB for an array with shape (7125374376,) and data type float64"
+NO_LINKAGE = "MemoryError: Unable to allocate 53.1 GiB for an array with shape (7125374377,) and data type float64"
+ELASTIC = """ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0 (pid: 78) of binary: \
+/opt/bin/python
+  File "/opt/lib/python3.10/site-packages/torch/distributed/launch.py", line 193, in <module>
+"""
+PROJECTS = """  File "C:/Users/someone/PycharmProjects/first/net.py", line 60, in <module>
+    net.fit(X, y)
+MemoryError
+"""
+WINDOWS_IN_LINUX = "Command '['/mnt/c/Users/someone/venv/bin/python', 'train.py']' died with <Signals.SIGKILL: 9>."
+FREE_CARD = """Total memory: 11.91GiB
+Free memory: 11.54GiB
+  File "graph.py", line 76, in sample
+    batch = matrix[index][:, index]
+MemoryError
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "first"),
+    [
+        (PAIRS, "true need", "keep only the pairs that matter"),
+        (PAIRS.replace("/opt/lib/python3.12/site-packages/binner/", ""), "broadcast explosion", "give both operands"),
+        (EMBEDDED, "true need", "halve the batch"),
+        (FREE_CARD, "true need", "stream large arrays"),
+        ("Loading checkpoint shards killed", "killed", "read the weights in 16 bits"),
+        ("`killed`.", "killed", "see whether it was memory"),
+        (LINKAGE, "true need", "fewer things at once, or a method that compares"),
+        (NO_LINKAGE, "true need", "stream it"),
+        (ELASTIC, "killed", "hold less in RAM: each rank"),
+        (PROJECTS, "true need", "enlarge the page file"),
+    ],
+)
+def test_what_stands_beside_a_number_is_read_as_what_it_is(text, cause, first):
+    found = outsize.explain(text)
+    assert str(found.cause.name) == cause
+    assert found.remedies[0].name.startswith(first)
+
+
+def test_a_drive_of_windows_seen_from_linux_is_no_mac():
+    assert all("log show" not in remedy.how for remedy in outsize.explain(WINDOWS_IN_LINUX).remedies)

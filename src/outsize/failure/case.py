@@ -101,6 +101,15 @@ class Case(Scene):
         return None
 
     @property
+    def paired(self) -> int | None:
+        """How many things a flat array of distances compares: n where it has n (n - 1) / 2 numbers."""
+        shape = self.failure.shape
+        if shape is None or len(shape) != 1 or shape[0] < 10_000_000:
+            return None
+        count = (1 + math.isqrt(1 + 8 * shape[0])) // 2
+        return count if count * (count - 1) // 2 == shape[0] else None
+
+    @property
     def is_beyond_page_file(self) -> bool:
         """True where one request is more than a page file should serve, or where the text names a large input."""
         computes = self.work in (Work.TRAINS, Work.EVALUATES, Work.INFERS)

@@ -46,6 +46,8 @@ class Shown:
     """True where what every batch gave was put together in RAM."""
     names_tokens = _shown(signs.TOKENS)
     """True where the text speaks of tokens or points, of which a batch has many."""
+    in_package = _shown(signs.PACKAGE)
+    """True where the traceback goes through a package that computes for the user."""
     reads_raster = _shown(signs.RASTER)
     """True where a map or a scan is read whole."""
 

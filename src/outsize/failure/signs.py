@@ -25,6 +25,10 @@ READS = re.compile(
     r"load|read|open\(|fromfile|genfromtxt|np\.array\(|asarray|astype|zeros|empty|full\(|ones\(|stack|concat|append|File \"",
 )
 """What makes, reads or puts together data."""
+PACKAGE = re.compile(
+    r"(?:site|dist)-packages[/\\](?!numpy|pandas|scipy|torch|jax|tensorflow|keras|dask|xarray|IPython|ipykernel)\w"
+)
+"""A frame inside a package: the array is not made by code of the user's own."""
 RASTER = re.compile(
     r"ReadAsArray|\brasterio\b|\bQGIS\b|\bGeoTIFF\b|rioxarray|whole[-_ ]slide|openslide|\bgdal_?array|"
     r"raster(?:_?reader|_?layer|_?path)",
@@ -38,12 +42,12 @@ NODE = re.compile(r"\[\[(?:\{\{)?[Nn]ode\b|\[\[\{\{node|\[Op:|requested by op \w
 WEIGHTS = re.compile(
     r"node:? ?(?:(?!gradients)[^\n]){0,120}?(?:/weights\b(?!/read)|/kernel\b(?!/read)|Initializer|"
     r"/Adam\b(?!/gradients)|/Momentum|"
-    r"RestoreV2|embeddings?/)|Op:(?:StatelessRandom|StatelessTruncated|TruncatedNormal|RandomStandardNormal)\w*\]|"
+    r"RestoreV2|embeddings?/(?!_[0-9]))|Op:(?:StatelessRandom|StatelessTruncated|TruncatedNormal|RandomStandardNormal)\w*\]|"
     r"/random_uniform|/random_normal|/truncated_normal|glorot_|"
     r"variables_initializer|initialize_all_variables|_initialize_variables|\bin add_weight\b",
     re.IGNORECASE,
 )
-SHARDS = re.compile(r"Loading checkpoint shards|Loading pipeline components|\bfrom_pretrained\(|Loading model weights")
+SHARDS = re.compile(r"[Cc]heckpoint shards|Loading pipeline components|\bfrom_pretrained\(|Loading model weights")
 FRAMES = re.compile(
     r"pandas[/\\]|\bpd\.(?:merge|concat|pivot\w*|read_\w+|HDFStore|melt|crosstab|DataFrame)\(|"
     r"\bdf\w{0,12}\.(?:merge|groupby|join|pivot\w*|apply|append|explode)\("
@@ -56,7 +60,8 @@ OTHER_TOOLS = re.compile(
 )
 WINDOWS = re.compile(
     r"DefaultCPUAllocator: ?not enough memory|"
-    r"WinError|\b[A-Z]:\\|\.\.\\|\w\.(?:dll|bat)\b|\bfatal error (?:LNK|C)1[0-9]{3}\b|: bad allocation\b|\bWindows 1[01]\b",
+    r"WinError|\b[A-Z]:(?:\\|/Users/)|\.\.\\|\w\.(?:dll|bat)\b|"
+    r"\bfatal error (?:LNK|C)1[0-9]{3}\b|: bad allocation\b|\bWindows 1[01]\b",
     re.IGNORECASE,
 )
 ANDROID = re.compile(r"\bAndroid|/storage/emulated")
@@ -153,7 +158,7 @@ _AMOUNT = r"(?P<number{way}>[0-9]{{1,5}}(?:\.[0-9]{{1,3}})?) ?(?P<unit{way}>[GT]
 FREE = re.compile(
     _AMOUNT.format(way="a")
     + r"(?: of)?(?: \w{1,9}){0,3}? (?:is |are |was |were |still )?(?:free|available|unused|left)\b|"
-    r"\b(?:free|available|unused) (?:RAM|memory|mem)\b[^\n.0-9]{0,24}" + _AMOUNT.format(way="b") + r"|"
+    r"(?<![KMGT]iB\n)\b(?:free|available|unused) (?:RAM|memory|mem)\b[^\n.0-9]{0,24}" + _AMOUNT.format(way="b") + r"|"
     r"\bMemAvailable[^\n0-9]{0,12}" + _AMOUNT.format(way="c"),
     re.IGNORECASE,
 )
@@ -224,7 +229,8 @@ WITHOUT_GPU = re.compile(
 )
 """A user who says that there is no GPU."""
 MAC = re.compile(
-    r"libc\+\+abi|Abort trap: 6|\bmac ?OS\b|MacBook|\bDarwin\b|\bOS ?X\b|\.dylib|/Users/\w|\bM[1-4] (?:Pro|Max|Ultra)\b|Killed: 9"
+    r"libc\+\+abi|Abort trap: 6|\bmac ?OS\b|MacBook|\bDarwin\b|\bOS ?X\b|\.dylib|(?<!\w:)(?<!/[a-z])/Users/\w"
+    r"|\bM[1-4] (?:Pro|Max|Ultra)\b|Killed: 9"
 )
 SPARED = re.compile(r"(?i)\bOOM_?Killed[\"']?\s{0,2}[:=]\s{0,2}[\"']?false\b")
 """A container that says it did not reach its limit."""

@@ -30,7 +30,9 @@ def broadcast(case: Case) -> Cause | None:
     limit = case.reading.host.total if case.reading else None
     if need < (limit or 16 * 2**30) / 2:
         return None
-    if first == second and first < MANY:  # as likely a matrix of pairs that was meant: distances, contacts, neighbours
+    if first == second and (
+        first < MANY or case.in_package
+    ):  # as likely a matrix of pairs that was meant: distances, contacts, neighbours
         return make_cause(
             CauseName.TRUE_NEED,
             f"A square matrix, {first:,} x {first:,}, takes {said(need)}: one number for every pair of {first:,} things "
@@ -58,6 +60,17 @@ def broadcast(case: Case) -> Cause | None:
             decide="print the shapes of the operands, or the padding, just before the call",
         )
     return None
+
+
+def all_pairs(case: Case) -> Cause | None:
+    """A flat array with one number for every pair."""
+    if case.paired is None or case.need is None:
+        return None
+    return make_cause(
+        CauseName.TRUE_NEED,
+        f"{said(case.need)} are one number for each pair of {case.paired:,} things (distances, similarities, linkage). They "
+        "grow with the square of their number.",
+    )
 
 
 def multiplied(case: Case) -> Cause | None:

@@ -162,6 +162,9 @@ def _in_pieces(case: Case, spec: Spec) -> Iterator[Remedy]:
 
 def pairs_in_blocks(case: Case) -> Iterator[Remedy]:
     """A matrix with two long axes: was it meant, is it mostly zeros, or some rows at a time."""
+    if case.paired is not None:
+        yield remedy("fewer_pairs", case.need, count=case.paired // 4)
+        return
     need, pair = case.need, case.long_pair or _wide_matrix(case)
     if pair is None or need is None or need < 2**32 or not case.on_host or case.reads_raster:
         return
