@@ -1,5 +1,6 @@
 """Files of smaller models: read back the same, and read in a process that has no Outsize."""
 
+import functools
 import json
 import os
 import pathlib
@@ -43,6 +44,7 @@ assert not [name for name in sys.modules if name.startswith("outsize.")]
 """
 
 
+@functools.cache
 def make(name):
     network, methods, to = SETS[name]
     model, loss, data = getattr(small_networks, network)(5)

@@ -1,8 +1,6 @@
 """What a step takes is foreseen without a card: kinds, peaks, bounds, and the step's own code as it stands."""
 
-import subprocess
-import sys
-
+import forks
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -294,7 +292,9 @@ footprint = outsize.estimate(lambda m, x: m(x).sum().backward(), build=build)
 assert footprint.peak_allocated.bytes > 16 * 2**30
 assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 600 * 2**20
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    child = forks.start(code, imported=forks.TORCH)
+    _, err = child.communicate()
+    assert child.returncode == 0, err
 
 
 # bad input

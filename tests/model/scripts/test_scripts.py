@@ -281,7 +281,7 @@ while True:
     assert any("evaluation keeps 2.50 KiB more with each batch" in guess for guess in found.guesses)
 
 
-def test_other_processes_and_the_network_are_refused_and_said(folder):
+def test_other_processes_and_the_network_are_refused_and_said(folder, forked):
     source = (
         LOOP
         + """
