@@ -93,7 +93,7 @@ def test_a_tall_matrix_is_factored_by_blocks_of_its_rows(tune, dtype):
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_a_tall_matrix_is_factored_in_a_budget_of_a_part_of_it(tune, dtype):
     tune(made_now=1 << 10)
-    x = RNG.normal(size=(40000, 10)).astype(dtype)
+    x = RNG.normal(size=(40_000, 10)).astype(dtype)
     eps = np.finfo(dtype).eps
     for given in (x, x * np.where(np.arange(10) == 3, 1e-9, 1).astype(dtype), x[:, [0, 1, 2, 3, 0, 5, 6, 7, 8, 9]]):
         with outsize.budget(host=x.nbytes // 2):
