@@ -72,26 +72,33 @@ def memmap_qr(data: str, out: str, memory: str) -> None:
 
 # What a careful person writes by hand
 
-_BLOCK = 1 << 23
-"""Elements that are read at a time."""
+_PIECE = 1 << 23
+"""Elements of a table that are written at a time."""
+
+
+def _block(memory: str) -> int:
+    """Elements that are read at a time, in two threads: what is made of them takes some twenty times their bytes."""
+    return 1 << max(16, (int(memory.removesuffix("MB")) * 10**6 // 240).bit_length() - 1)
 
 
 def chunked_sort(data: str, out: str, memory: str) -> None:
     """Sorted runs, then ranges of values gathered from all runs, cut where a sample says."""
+    block_size = _block(memory)
     source = _rows(data).reshape(-1)
-    starts = range(0, source.size, _BLOCK)
+    starts = range(0, source.size, block_size)
     runs = _new(f"{out}/runs.npy", source.shape)
 
     def run(start: int) -> Any:
-        block = np.array(source[start : start + _BLOCK])
+        block = np.array(source[start : start + block_size])
         block.sort()
-        runs[start : start + _BLOCK] = block
-        return block[:: max(1, _BLOCK >> 12)]
+        runs[start : start + block_size] = block
+        return block[:: max(1, block_size >> 12)]
 
     sample = np.sort(np.concatenate(_in_two(run, starts)))
     edges = sample[:: max(1, len(sample) // len(starts))][1:]
     cuts = [
-        [0, *np.searchsorted(runs[start : start + _BLOCK], edges), min(_BLOCK, source.size - start)] for start in starts
+        [0, *np.searchsorted(runs[start : start + block_size], edges), min(block_size, source.size - start)]
+        for start in starts
     ]
     places = np.concatenate([[0], np.cumsum(np.diff(np.array(cuts), axis=1).sum(axis=0))])
     made = _new(f"{out}/s.npy", source.shape)
@@ -108,32 +115,34 @@ def chunked_sort(data: str, out: str, memory: str) -> None:
 
 def chunked_median(data: str, out: str, memory: str) -> None:
     """Leading bits are counted, then the few elements in the middle are looked at. The numbers are known to be positive."""
+    block_size = _block(memory)
     source = _rows(data).reshape(-1)
 
     def count(start: int) -> Any:
-        bits = np.array(source[start : start + _BLOCK]).view(np.uint32)
+        bits = np.array(source[start : start + block_size]).view(np.uint32)
         return np.bincount((bits >> 16).astype(np.intp), minlength=1 << 16)
 
-    before = np.cumsum(np.sum(_in_two(count, range(0, source.size, _BLOCK)), axis=0))
+    before = np.cumsum(np.sum(_in_two(count, range(0, source.size, block_size)), axis=0))
     ranks = np.array([(source.size - 1) // 2, source.size // 2])
     low, high = np.searchsorted(before, ranks, side="right")
 
     def pick(start: int) -> Any:
-        block = np.array(source[start : start + _BLOCK])
+        block = np.array(source[start : start + block_size])
         leading = block.view(np.uint32) >> 16
         return block[(leading >= low) & (leading <= high)]
 
-    middle = np.sort(np.concatenate(_in_two(pick, range(0, source.size, _BLOCK))))
+    middle = np.sort(np.concatenate(_in_two(pick, range(0, source.size, block_size))))
     print(middle[ranks - (before[low - 1] if low else 0)].mean())
 
 
 def chunked_unique(data: str, out: str, memory: str) -> None:
     """A mark for every number that may be there."""
+    block_size = _block(memory)
     source = np.load(f"{data}/whole.npy", mmap_mode="r")
-    starts = range(0, source.size, _BLOCK)
+    starts = range(0, source.size, block_size)
 
     def ends(start: int) -> tuple[int, int]:
-        block = np.array(source[start : start + _BLOCK])
+        block = np.array(source[start : start + block_size])
         return int(block.min()), int(block.max())
 
     found = _in_two(ends, starts)
@@ -141,12 +150,12 @@ def chunked_unique(data: str, out: str, memory: str) -> None:
     marks = np.zeros(last - first + 1, bool)
 
     def mark(start: int) -> None:
-        marks[source[start : start + _BLOCK] - first] = True
+        marks[source[start : start + block_size] - first] = True
 
     _in_two(mark, starts)
     made, place = _new(f"{out}/u.npy", (int(np.count_nonzero(marks)),), source.dtype), 0
-    for low in range(0, marks.size, _BLOCK):
-        there = np.flatnonzero(marks[low : low + _BLOCK]) + (low + first)
+    for low in range(0, marks.size, block_size):
+        there = np.flatnonzero(marks[low : low + block_size]) + (low + first)
         made[place : place + len(there)] = there
         place += len(there)
     made.flush()
@@ -202,7 +211,7 @@ def chunked_rsvd(data: str, out: str, memory: str) -> None:
 
 def chunked_qr(data: str, out: str, memory: str) -> None:
     """Blocks are factored, then their triangles (Demmel and others, 2012)."""
-    x, rows = _tall(data), 16384
+    x, rows = _tall(data), max(2048, _block(memory) // 256)
     starts = range(0, len(x), rows)
     made, triangles = _new(f"{out}/q.npy", x.shape), []
     for start in starts:
@@ -263,7 +272,7 @@ def dask_median(data: str, out: str, memory: str) -> None:
 def dask_unique(data: str, out: str, memory: str) -> None:
     import dask.array as da
 
-    np.save(f"{out}/u.npy", da.unique(_dask(data, "whole", _BLOCK)).compute())
+    np.save(f"{out}/u.npy", da.unique(_dask(data, "whole", _block(memory))).compute())
 
 
 def dask_rfft(data: str, out: str, memory: str) -> None:
@@ -308,7 +317,7 @@ def cubed_rfft(data: str, out: str, memory: str) -> None:
     """Rechunked to whole lanes, which it does inside its memory, then a block at a time."""
     import cubed as library
 
-    x, threads = _cubed(data, out, memory, (16384, 512))
+    x, threads = _cubed(data, out, memory, (max(1024, _block(memory) // 256), 512))
     x = x[: part(SORTED_ROWS, len(_tall(data)))].rechunk((part(SORTED_ROWS, len(_tall(data))), 8))
     length = x.shape[0] // 2 + 1
     transform = functools.partial(np.fft.rfft, axis=0)
@@ -317,12 +326,17 @@ def cubed_rfft(data: str, out: str, memory: str) -> None:
     library.to_zarr(made, f"{out}/f.zarr", executor=threads)
 
 
+def _balanced(data: str) -> int:
+    """Rows of a chunk that take about as much as the triangles of all chunks."""
+    return int((len(_tall(data)) * 512) ** 0.5)
+
+
 def cubed_rsvd(data: str, out: str, memory: str) -> None:
     """It has no randomised SVD: all singular values of the tall matrix, of which the first are kept."""
     import cubed as library
     import cubed.array_api as xp
 
-    x, threads = _cubed(data, out, memory, (8192, 512))
+    x, threads = _cubed(data, out, memory, (_balanced(data), 512))
     u, s, v = xp.linalg.svd(x, full_matrices=False)
     targets = [f"{out}/{name}.zarr" for name in "usv"]
     library.store([u[:, :RANK], s[:RANK], v[:RANK]], targets, executor=threads)
@@ -332,7 +346,7 @@ def cubed_qr(data: str, out: str, memory: str) -> None:
     import cubed as library
     import cubed.array_api as xp
 
-    x, threads = _cubed(data, out, memory, (8192, 512))
+    x, threads = _cubed(data, out, memory, (_balanced(data), 512))
     q, r = xp.linalg.qr(x)
     library.store([q, r], [f"{out}/q.zarr", f"{out}/r.zarr"], executor=threads)
 
@@ -390,15 +404,15 @@ def make_tables(data: Path) -> None:
         with duckdb.connect(str(new)) as made:
             for name, source in sources.items():
                 made.execute(f"CREATE TABLE {name} (v {'FLOAT' if name == 'tall' else 'INTEGER'})")
-                for start in range(0, source.size, _BLOCK):
-                    made.register("piece", pa.table({"v": np.array(source[start : start + _BLOCK])}))
+                for start in range(0, source.size, _PIECE):
+                    made.register("piece", pa.table({"v": np.array(source[start : start + _PIECE])}))
                     made.execute(f"INSERT INTO {name} SELECT v FROM piece")
         new.rename(database)
     if not folder.exists():
         new = folder.with_suffix(".part")
         new.mkdir(parents=True, exist_ok=True)
-        for number, start in enumerate(range(0, sources["tall"].size, _BLOCK)):
-            piece = pa.table({"v": np.array(sources["tall"][start : start + _BLOCK])})
+        for number, start in enumerate(range(0, sources["tall"].size, _PIECE)):
+            piece = pa.table({"v": np.array(sources["tall"][start : start + _PIECE])})
             pq.write_table(piece, new / f"{number:04}.parquet", compression="none")
         new.rename(folder)
 
