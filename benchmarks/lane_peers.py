@@ -327,8 +327,9 @@ def cubed_rfft(data: str, out: str, memory: str) -> None:
 
 
 def _balanced(data: str) -> int:
-    """Rows of a chunk that take about as much as the triangles of all chunks."""
-    return int((len(_tall(data)) * 512) ** 0.5)
+    """Rows of equal chunks that take about as much as the triangles of all chunks."""
+    rows = len(_tall(data))
+    return -(-rows // max(1, round((rows / 512) ** 0.5)))
 
 
 def cubed_rsvd(data: str, out: str, memory: str) -> None:
