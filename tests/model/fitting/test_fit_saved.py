@@ -9,7 +9,7 @@ import typing
 import forks
 import networks as nets
 import pytest
-from effort import examples
+from effort import examples, long
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +18,9 @@ torch = pytest.importorskip("torch")
 import outsize  # noqa: E402
 from outsize.core.errors import InputError, StoreError  # noqa: E402
 from outsize.core.fitting import FitPlan, digest_of  # noqa: E402
+from outsize.core.memory import HOST  # noqa: E402
 from outsize.core.plan import Peak, Step  # noqa: E402
+from outsize.model.fitting import arguments  # noqa: E402
 from outsize.model.fitting.arguments import read_request  # noqa: E402
 from outsize.model.fitting.choice import PLAIN, Choice  # noqa: E402
 from outsize.model.fitting.plan.dry_run import Stage  # noqa: E402
@@ -29,6 +31,7 @@ from outsize.model.fitting.saved.file import SavedPlan, read_saved  # noqa: E402
 from outsize.model.fitting.training import TrainingPlanner  # noqa: E402
 
 ROOMY = "1GiB"
+MIB = 2**20
 
 
 def momentum(parameters):
@@ -428,6 +431,29 @@ def test_a_model_on_the_host_takes_its_plan_and_is_rehearsed(tmp_path, monkeypat
     first.undo()
     for got, same in zip(model.parameters(), given[0].parameters(), strict=True):
         assert got.isfinite().all() and got.shape == same.shape
+
+
+@pytest.mark.skipif(not long(), reason="a model that a host is too small for: the long run")
+def test_a_plan_with_a_scratch_file_fits_a_process_that_holds_more(tmp_path, monkeypatch):
+    def given():
+        torch.manual_seed(0)
+        model = nets.Language(width=256, blocks=6)
+        return model, nets.language_loss, torch.optim.AdamW(model.parameters()), nets.make_tokens(rows=8)
+
+    def holding(size):
+        monkeypatch.setattr(arguments, "read_rss", lambda system: size)
+
+    where = {"device": "cpu", "budget": "28MiB"}
+    holding(300 * MIB)
+    whole = outsize.fit(*given(), **where, host="8GiB", dry_run=True).plan.peak(HOST)
+    first = outsize.fit(*given(), **where, host=whole - 8 * MIB, dry_run=True).plan
+    first.save(tmp_path / "plan.json")
+    holding(303 * MIB)
+    fitted = outsize.fit(*given(), device="cpu", plan=tmp_path / "plan.json", dry_run=True)
+    assert fitted.plan.fits
+    assert fitted.plan.peak() == first.peak()
+    assert "more is on disk than then" in fitted.plan.notes[-1]
+    assert sum(map(len, fitted.choice.disk.values())) > sum(map(len, first.origin["choice"]["disk"].values()))
 
 
 FRESH = """

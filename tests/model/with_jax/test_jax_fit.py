@@ -180,6 +180,7 @@ def test_options_that_mean_nothing_here_are_refused_in_one_sentence():
     params, batch = tanh_params(), batch_of(8)
     for options, words in (
         ({"host": "1GiB"}, "host="), ({"clip": 1.0}, "clip_by_global_norm"), ({"scaler": object()}, "scaler"),
+        ({"plan": "plan.json"}, "XLA compiles a step anew"),
         ({"allow": "approximate"}, "exact"), ({"without": ("pages",)}, "slices, checkpoint, order, offload"),
         ({"device": "cuda:7"}, "cuda:7"), ({"batch_axis": "ends"}, "no axis"),
     ):  # fmt: skip

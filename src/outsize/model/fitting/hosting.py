@@ -45,6 +45,7 @@ from outsize.model.fitting.plan.host_memory import (
     filed_bytes,
     host_bytes,
     sizes_of,
+    spill,
 )
 from outsize.model.fitting.plan.hosted_search import HostedSearch
 from outsize.model.fitting.plan.projection import Projection
@@ -104,7 +105,10 @@ class HostedPlanner(Planner):
             rates = from_plain(Rates, more["rates"])
             self._known_rates = rates if rates.measured or request.dry_run else None
             order, outside = (tuple(map(str, more[name])) for name in ("order", "outside"))
-            facts = replace(self._facts(self._room), work=work, order=order, outside=outside)
+            facts = replace(
+                self._facts(self._room), work=work, order=order, outside=outside, spills=choice.transfer_bytes > 0,
+                transfer_bytes=choice.transfer_bytes,
+            )  # fmt: skip
             facts = replace(facts, layout=facts.stage.layout())
             units = facts.cut(choice).units
             projection = facts.stage.project(
@@ -112,8 +116,9 @@ class HostedPlanner(Planner):
                 order=[name for name in order if name in units] or list(units),
             )  # fmt: skip
         plan = saved.require_fit(projection)
-        held = host_bytes(facts, choice, projection)
-        if held > self._host_room:
+        if fuller := host_bytes(facts, choice, projection) > self._host_room:
+            choice = spill(facts, choice, projection)  # what a plan with a scratch file leaves in memory fills the host
+        if (held := host_bytes(facts, choice, projection)) > self._host_room:
             raise saved.refuse(
                 f"this process would hold {format_bytes(held)} of the host, and the budget is {format_bytes(self._host_room)}"
             )
@@ -121,7 +126,9 @@ class HostedPlanner(Planner):
         self.work = replace(work, sources=tuple(dict.fromkeys((*work.sources, *projection.sources))))
         self._outside = dict.fromkeys(outside)
         self._found[choice] = replace(facts, work=self.work), projection
-        self._taken[choice] = plan.notes[-1]
+        self._taken[choice] = plan.notes[-1] + (
+            "; more is on disk than then: this process holds more" if fuller else ""
+        )
         return self._describe(choice), choice
 
     def plan(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
