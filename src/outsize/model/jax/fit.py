@@ -5,6 +5,7 @@ Each candidate's bytes are XLA's own for its compilation, so a plan is exact bef
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from outsize.core.errors import InputError
@@ -28,7 +29,7 @@ def fit(
 
     `model` is a pytree of parameters, `loss(params, batch)` gives a scalar or (total, count), `optimizer` is optax's.
     `host` limits what waits in page-locked memory of the host. `without` names remedies not to use: slices, checkpoint, order,
-    offload.
+    offload; with timing no first steps are timed to find the fastest plan.
     """
     jax = require_jax()
     _check(loss, optimizer, own_step, without)
@@ -42,13 +43,14 @@ def fit(
         params=model, loss=loss, optimizer=None if own_step else optimizer, device=there, allowance=_allowance(budget, there),
         host=_host_bytes(host, there), without=frozenset(without), batch_axis=batch_axis, real=real,
     )  # fmt: skip
-    planned = make_plan(request, model, batch)
+    runs = real and not dry_run
+    timed = replace(request, timed=runs and "timing" not in without)
     return Fitted(
-        planned,
+        make_plan(timed, model, batch),
         optimizer,
         key_of(model, batch),
-        lambda params, other: make_plan(request, params, other),
-        real and not dry_run,
+        lambda params, other: make_plan(request, params, other)[0],
+        runs,
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KEYS = ("slices", "checkpoint", "order", "offload")
-"""Remedies that a user may leave out."""
+KEYS = ("slices", "checkpoint", "order", "offload", "timing")
+"""What a user may leave out: remedies, and the timing of first steps."""
 
 
 @dataclass(frozen=True, order=True)
@@ -39,10 +39,3 @@ class Choice:
         if self.state_away:
             words.append("optimizer state on the host")
         return ", ".join(words) or "plain"
-
-
-def slow_down(choice: Choice) -> float:
-    """Predicted time over that of the plain step: an estimate. A forward pass is a third of a step; products are most of it."""
-    again = 0.0 if not choice.segments else {"": 0.33, "products": 0.06, "names": 0.3}[choice.kept]
-    moved = (0.4 if choice.kept == "products" else 0.15) * choice.kept_away + 0.15 * choice.state_away
-    return 1 + again + moved + 0.02 * (choice.slices.bit_length() - 1) + (0.02 if choice.ordered else 0.0)

@@ -10,7 +10,7 @@ from outsize.core.fitting import FitPlan, Neighbour
 from outsize.core.memory import Allowance, Part
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
-from outsize.model.jax.fitting.choice import Choice, slow_down
+from outsize.model.jax.fitting.choice import Choice
 from outsize.model.jax.fitting.search import Candidate, Search
 from outsize.model.jax.fitting.step import is_sent
 from outsize.model.jax.private_parts import bytes_of, require_jax
@@ -30,7 +30,7 @@ def describe(search: Search, found: Candidate, allowance: Allowance, notes: Sequ
                 peaks=(Peak(pool=allowance.pool, bytes=found.peak, known=known),), parts=_parts(search, found),
             ),
         ),
-        budgets=(allowance,), smallest=None, remedies=tuple(_remedies(search, found)), slow_down=slow_down(found.choice),
+        budgets=(allowance,), smallest=None, remedies=tuple(_remedies(search, found)), slow_down=search.slow_down(found.choice),
         plain=search.plain.peak, away=found.compiled.away, place="host", cheaper=_neighbour(search, found, cheaper=True),
         smaller=_neighbour(search, found, cheaper=False), notes=tuple(notes),
     )  # fmt: skip
@@ -80,7 +80,7 @@ def _remedies(search: Search, found: Candidate) -> list[Remedy]:
     return [
         Remedy(
             name=name, saves=max(0, _bytes(search, without) - found.peak), known=Known.ESTIMATE,
-            costs=f"+{100 * (slow_down(choice) - slow_down(without)):.0f} % time", exactness=exactness, how=how,
+            costs=f"+{100 * (search.slow_down(choice) - search.slow_down(without)):.0f} % time", exactness=exactness, how=how,
         )
         for name, without, exactness, how in rows
     ]  # fmt: skip
@@ -93,13 +93,13 @@ def _bytes(search: Search, choice: Choice) -> int:
 
 def _neighbour(search: Search, found: Candidate, cheaper: bool) -> Neighbour | None:
     """The next faster compiled choice that is larger, or the next smaller one that is slower."""
-    time, rows = slow_down(found.choice), [one for one in search.tried.values() if one.choice != found.choice]
+    time, rows = search.slow_down(found.choice), [one for one in search.tried.values() if one.choice != found.choice]
     if cheaper:
-        beside = [one for one in rows if slow_down(one.choice) <= time and one.peak > found.peak]
-        best = max(beside, key=lambda one: (slow_down(one.choice), -one.peak), default=None)
+        beside = [one for one in rows if search.slow_down(one.choice) <= time and one.peak > found.peak]
+        best = max(beside, key=lambda one: (search.slow_down(one.choice), -one.peak), default=None)
     else:
         beside = [one for one in rows if one.peak < found.peak]
-        best = min(beside, key=lambda one: (slow_down(one.choice), one.peak), default=None)
+        best = min(beside, key=lambda one: (search.slow_down(one.choice), one.peak), default=None)
     if best is None:
         return None
-    return Neighbour(name=str(best.choice), peak=best.peak, slow_down=slow_down(best.choice), traced=True)
+    return Neighbour(name=str(best.choice), peak=best.peak, slow_down=search.slow_down(best.choice), traced=True)

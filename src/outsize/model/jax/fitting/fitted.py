@@ -6,7 +6,7 @@ its results where they were. A batch of another size gets a plan of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from outsize.core.errors import InputError
@@ -15,6 +15,7 @@ from outsize.model.jax.arguments import shape_of
 from outsize.model.jax.fitting.choice import Choice
 from outsize.model.jax.fitting.planner import Planned
 from outsize.model.jax.fitting.step import is_sent, placed
+from outsize.model.jax.fitting.trial import Trial, announced
 from outsize.model.jax.private_parts import require_jax
 
 Plan = Callable[[Any, Any], Planned]
@@ -24,10 +25,13 @@ Plan = Callable[[Any, Any], Planned]
 class Fitted:
     """What `outsize.fit` returns for a loss of JAX."""
 
-    def __init__(self, planned: Planned, optimizer: Any, shapes: Any, plan: Plan, runs: bool) -> None:
-        self._now, self._optimizer, self._plan, self._runs = planned, optimizer, plan, runs
-        self._plans: dict[Any, Planned] = {shapes: planned}
+    def __init__(self, planned: Sequence[Planned], optimizer: Any, shapes: Any, plan: Plan, runs: bool) -> None:
+        self._optimizer, self._plan, self._runs = optimizer, plan, runs
+        self._now = planned[0] if len(planned) == 1 else announced(planned)
+        self._plans: dict[Any, Planned] = {shapes: self._now}
         """Shapes of params and batch -> the plan for them."""
+        self._trials: dict[Any, Trial] = {} if len(planned) == 1 else {shapes: Trial([self._now, *planned[1:]])}
+        """Shapes -> plans that are being timed."""
 
     @property
     def plan(self) -> FitPlan:
@@ -37,6 +41,11 @@ class Fitted:
     @property
     def choice(self) -> Choice:
         return self._now.choice
+
+    @property
+    def settled(self) -> bool:
+        """True when no more steps are timed to find the fastest plan."""
+        return not self._trials
 
     @property
     def measured(self) -> int | None:
@@ -58,8 +67,8 @@ class Fitted:
         """One training step: (params, state, loss). What was given for params and state is donated, so use the new ones."""
         if self._now.work.optimizer is None:
             raise InputError("this was fitted with own_step=True: call gradients(params, batch) and update yourself")
-        program = self._program(params, batch)
-        made: tuple[Any, Any, Any] = program(params, self._placed(state), batch)
+        key = self._planned(params, batch)
+        made: tuple[Any, Any, Any] = self._run(key, (params, self._placed(state), batch))
         return made
 
     def _placed(self, state: Any) -> Any:
@@ -78,10 +87,11 @@ class Fitted:
             raise InputError(
                 "this plan updates the parameters itself: call step(params, state, batch), or fit with own_step=True"
             )
-        made: tuple[Any, Any] = self._program(params, batch)(params, batch)
+        made: tuple[Any, Any] = self._run(self._planned(params, batch), (params, batch))
         return made
 
-    def _program(self, params: Any, batch: Any) -> Callable[..., Any]:
+    def _planned(self, params: Any, batch: Any) -> Any:
+        """The shapes of what is given, for which there is a plan now."""
         if not self._runs:
             raise InputError(
                 "this was only planned (dry_run=True, or shapes without contents): call outsize.fit with arrays"
@@ -89,9 +99,19 @@ class Fitted:
         key = key_of(params, batch)
         if key not in self._plans:
             self._plans[key] = self._plan(params, batch)
-        self._now = self._plans[key]
-        program: Callable[..., Any] = self._now.candidate.compiled.program
-        return program
+        self._now = self._trials[key].now if key in self._trials else self._plans[key]
+        return key
+
+    def _run(self, key: Any, arguments: tuple[Any, ...]) -> Any:
+        """The plan in use on its arguments, timed where others are beside it."""
+        trial = self._trials.get(key)
+        if trial is None:
+            return self._now.candidate.compiled.program(*arguments)
+        made = trial.run(arguments)
+        if trial.over:
+            self._now = self._plans[key] = trial.fastest()
+            del self._trials[key]
+        return made
 
 
 def key_of(params: Any, batch: Any) -> Any:

@@ -41,6 +41,8 @@ class Request:
     batch_axis: Any
     real: bool
     """Arrays have contents, so that gradients can be compared."""
+    timed: bool = False
+    """First steps may be timed to find the fastest plan."""
 
 
 class Planned(NamedTuple):
@@ -53,8 +55,9 @@ class Planned(NamedTuple):
     work: Work
 
 
-def plan(request: Request, params: Any, batch: Any) -> Planned:
-    """The plan for a batch; a `BudgetError` with the smallest budget that works where none fits."""
+def plan(request: Request, params: Any, batch: Any) -> list[Planned]:
+    """The plan for a batch, and those that are to be timed beside it; a `BudgetError` with the smallest budget that works where
+    none fits."""
     axes = read_axes(batch, request.batch_axis)
     learnt = _learn(request, params, batch, axes)
     notes = [learnt.why if learnt.rule is not None else f"not used: slices: {learnt.why}"]
@@ -67,7 +70,12 @@ def plan(request: Request, params: Any, batch: Any) -> Planned:
             raise _refused(search, request.allowance, notes)
         fault = _fault(request, work, params, batch, axes, found.choice)
         if fault is None:
-            return Planned(describe(search, found, request.allowance, notes), found.choice, found, axes, work)
+            others = search.others(found, request.allowance.bytes) if request.timed and found.choice != Choice() else []
+            equal = [one for one in others if _is_equal(request, work, params, batch, axes, found.choice, one.choice)]
+            return [
+                Planned(describe(search, one, request.allowance, notes), one.choice, one, axes, work)
+                for one in (found, *equal)
+            ]
         notes.append(f"not used: {fault}: its gradients are not the plain ones on a few samples")
         forbidden |= {fault}
 
@@ -111,6 +119,12 @@ def _fault(request: Request, work: Work, params: Any, batch: Any, axes: Axes, ch
         return same(plain, again)
 
     return None if _tried(request, params, batch, equal) else "checkpoint"
+
+
+def _is_equal(request: Request, work: Work, params: Any, batch: Any, axes: Axes, known: Choice, choice: Choice) -> bool:
+    """True for a choice whose gradients are the plain ones on a few samples, as those of a known choice are."""
+    checked = (known.segments, known.kept) == (choice.segments, choice.kept)
+    return checked or _fault(request, work, params, batch, axes, choice) is None
 
 
 def _refused(search: Search, allowance: Allowance, notes: list[str]) -> OutsizeError:

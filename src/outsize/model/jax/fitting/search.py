@@ -2,6 +2,7 @@
 
 In: work, shapes, which remedies are allowed. Out: compiled candidates. The jaxpr's liveness orders the candidates: it takes
 a fraction of a second each. What it predicts is corrected by what XLA took for the plain step. Only a compilation decides.
+Which is fastest no count tells for sure, so others that fit are given too, to be timed.
 The host's memory is used where nothing else fits: how its copies hide behind other work is not known before a run.
 """
 
@@ -10,13 +11,17 @@ from __future__ import annotations
 import bisect
 import functools
 import heapq
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
 from outsize.core.errors import InputError
 from outsize.model.jax.compiled import Compiled
-from outsize.model.jax.fitting.choice import Choice, slow_down
+from outsize.model.jax.fitting.choice import Choice
 from outsize.model.jax.fitting.chunks import lost
+from outsize.model.jax.fitting.costs import work_of
 from outsize.model.jax.fitting.step import Shapes, Work, arguments_of, compile_step, donated_of, is_sent, step_for
 from outsize.model.jax.liveness import follow
 from outsize.model.jax.private_parts import names_in, require_jax
@@ -26,6 +31,14 @@ SLACK = 1.1
 """A candidate that is predicted to be this much above the budget is compiled all the same."""
 ORDER_SAVES = 1.35
 """Another order is tried for a candidate that is at most this much above the budget."""
+SLICED = 0.03
+"""Time that doubling the slices adds, as a part of the plain step's: 0.025 to 0.04 on an H200."""
+NEAR = 1.2
+"""A choice of another kind is timed too if it is predicted to take at most this much of the first one's time."""
+OTHERS = 3
+"""Choices that are compiled to be timed beside the first: more slices, and other kinds."""
+PATIENCE = 120.0
+"""Seconds that the first may have compiled for others to be compiled too."""
 LEAST = 4
 """Candidates that are compiled to find the smallest budget that works."""
 
@@ -52,13 +65,16 @@ class Search:
     def __init__(self, work: Work, shapes: Shapes, forbidden: frozenset[str], host: int | None = None) -> None:
         self.work, self.shapes, self.forbidden, self.host = work, shapes, forbidden, host
         self.tried: dict[Choice, Candidate] = {}
-        self._lived: dict[Choice, int] = {}
+        self._traced: dict[Choice, tuple[int, float]] = {}
+        self._compiling: dict[Choice, float] = {}
         self.plain = self.compile(Choice())
 
     def compile(self, choice: Choice) -> Candidate:
         """A choice with its bytes, compiled once."""
         if choice not in self.tried:
+            begin = time.perf_counter()
             made = compile_step(self.work, self.shapes, choice)
+            self._compiling[choice] = time.perf_counter() - begin
             self.tried[choice] = Candidate(choice, made, self._lost(made))
         return self.tried[choice]
 
@@ -78,9 +94,9 @@ class Search:
 
     def _first(self, agains: list[Choice], budget: int) -> Candidate | None:
         """The first that fits of these, with as many slices as each needs."""
-        heap: list[tuple[float, bool, Choice]] = [(slow_down(again), False, again) for again in agains]
+        heap: list[tuple[float, bool, Choice]] = [(self.slow_down(again), False, again) for again in agains]
         if self._can_order and Choice() in agains:
-            heap.append((slow_down(Choice(ordered=True)), True, Choice(ordered=True)))
+            heap.append((self.slow_down(Choice(ordered=True)), True, Choice(ordered=True)))
         heapq.heapify(heap)
         while heap:
             _, ready, choice = heapq.heappop(heap)
@@ -93,20 +109,54 @@ class Search:
                     return found
                 following = self._next(found, budget)
             if following is not None:
-                heapq.heappush(heap, (slow_down(following), True, following))
+                heapq.heappush(heap, (self.slow_down(following), True, following))
+        return None
+
+    def others(self, found: Candidate, budget: int) -> list[Candidate]:
+        """Candidates inside the budget that may be faster than the first, whatever was predicted: few, compiled together."""
+        if self._compiling[found.choice] > PATIENCE:
+            return []
+        starts = self._starts(found.choice, budget)
+        with ThreadPoolExecutor(OTHERS) as pool:
+            made = list(pool.map(lambda start: self._fewest(start, budget), starts))
+        chosen = {one.choice: one for one in made if one is not None and one.choice != found.choice}
+        return list(chosen.values())
+
+    def _starts(self, choice: Choice, budget: int) -> list[Choice]:
+        """The same in more slices, and other kinds with the fewest slices that may fit."""
+        levels = self._slices()
+        place = levels.index(choice.slices)
+        more = [replace(choice, slices=count) for count in levels[place + 1 : place + OTHERS]]
+        kinds = []
+        for again in self._agains():
+            slices = self._first_slices(again, budget)
+            if slices is not None and (again.segments, again.kept) != (choice.segments, choice.kept):
+                start = replace(again, slices=slices, kept_away=choice.kept_away, state_away=choice.state_away)
+                kinds.append((self.slow_down(start), start))
+        near = [start for time_, start in sorted(kinds) if time_ <= NEAR * self.slow_down(choice)]
+        return [*more, *near][:OTHERS]
+
+    def _fewest(self, choice: Choice, budget: int) -> Candidate | None:
+        """A choice with so many slices, or with the fewest more that fit."""
+        following: Choice | None = choice
+        while following is not None:
+            made = self.compile(following)
+            if made.fits(budget, self.host):
+                return made
+            following = self._next(made, budget)
         return None
 
     def least(self) -> Candidate:
         """The smallest that was found; which are compiled for it does not depend on a budget."""
         most = max(self._slices())
         rows = [replace(again, slices=most) for again in (*self._agains(), *self._aways())]
-        rows.sort(key=lambda choice: (self.predict(choice), slow_down(choice)))
+        rows.sort(key=lambda choice: (self.predict(choice), self.slow_down(choice)))
         for choice in rows[:LEAST]:
             self.compile(choice)
             if self._can_order:
                 self.compile(replace(choice, ordered=True))
         inside = [one for one in self.tried.values() if self.host is None or one.compiled.away <= self.host]
-        return min(inside, key=lambda one: (one.peak, slow_down(one.choice)))
+        return min(inside, key=lambda one: (one.peak, self.slow_down(one.choice)))
 
     # levels
 
@@ -171,8 +221,20 @@ class Search:
         ratio = self.plain.peak / max(1, self._bytes(Choice()))
         return int(self._bytes(choice) * min(1.0, ratio))
 
+    def slow_down(self, choice: Choice) -> float:
+        """Predicted time over that of the plain step: an estimate, by what the jaxpr computes and writes."""
+        plain, here = (self._trace(one)[1] for one in (Choice(), choice))
+        moved = (0.4 if choice.kept == "products" else 0.15) * choice.kept_away + 0.15 * choice.state_away
+        small = SLICED * math.log2(choice.slices) + (0.02 if choice.ordered else 0.0)
+        return here / max(1.0, plain) + moved + small
+
     def _bytes(self, choice: Choice) -> int:
-        if choice not in self._lived:
+        return self._trace(choice)[0]
+
+    def _trace(self, choice: Choice) -> tuple[int, float]:
+        """(bytes by liveness, work) of a choice; the order of operators changes neither."""
+        choice = replace(choice, ordered=False)
+        if choice not in self._traced:
             jax = require_jax()
             arguments = arguments_of(self.work, self.shapes, choice)
             try:
@@ -183,5 +245,5 @@ class Search:
             donated = [
                 number in given for number, tree in enumerate(arguments) for _ in jax.tree_util.tree_leaves(tree)
             ]
-            self._lived[choice] = follow(closed, donated).peak
-        return self._lived[choice]
+            self._traced[choice] = follow(closed, donated).peak, work_of(closed, self.work.device.platform)
+        return self._traced[choice]
