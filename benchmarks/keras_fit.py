@@ -1,0 +1,132 @@
+"""`outsize.fit` of five Keras models on a processor: the same weights, and life under a limit that kills the plain run.
+
+    python benchmarks/keras_fit.py [NAME ...]
+
+The models are those of `keras_models.py`. Weights: 20 steps of a fitted `model.fit` at 60 % of the plain bound beside 20 plain
+ones: with the model's own optimizer, and with SGD, which does not make rounding larger. Beside that stand 20 plain steps whose
+samples come in another order: they differ by rounding alone.
+
+Limit: the batch is repeated until its step is large beside TensorFlow itself. Plain and fitted training run alone first; the
+limit of the control group lies in the middle of their highest anonymous memory, and both run again under it.
+Needs root and a memory cgroup.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
+import cgroup
+
+REPEATS = {"cnn": 12, "lstm": 12, "transformer": 6, "autoencoder": 12, "two_inputs": 12}
+"""Name -> how often its batch is repeated under a limit."""
+PART = 0.6
+"""Budget as a part of the plain bound, where weights are compared."""
+TIGHT = 0.3
+"""The same under a limit."""
+FREE = 12 << 30
+"""A limit that nothing here meets."""
+
+
+def make(name: str, repeats: int = 1) -> tuple[Any, tuple[Any, Any]]:
+    import keras_models
+    import numpy as np
+
+    model, x, y = keras_models.make(name)
+
+    def longer(data: Any) -> Any:
+        return [np.concatenate([each] * repeats) for each in data] if isinstance(data, list) else longer([data])[0]
+
+    return model, (longer(x), longer(y))
+
+
+def fit(model: Any, batch: tuple[Any, Any], part: float) -> str:
+    import outsize
+
+    plain = outsize.fit(model, batch=batch, budget="1TiB", dry_run=True).plan.plain
+    plan = outsize.fit(model, batch=batch, budget=int(part * plain)).plan
+    said = "; ".join(remedy.how for remedy in plan.remedies)
+    return f"{plain / 2**20:.0f} | {plan.peak() / 2**20:.0f} of {part * plain / 2**20:.0f} | {said}"
+
+
+def train(model: Any, batch: tuple[Any, Any], steps: int) -> Any:
+    x, y = batch
+    rows = len(x[0] if isinstance(x, list) else x)
+    model.fit(x, y, batch_size=rows, epochs=steps, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+def farthest(one: Any, other: Any) -> float:
+    import numpy as np
+
+    return max(float(np.abs(a - b).max()) for a, b in zip(one, other, strict=True))
+
+
+def child(name: str, way: str) -> None:
+    """One way of training, in this process."""
+    import tensorflow as tf
+
+    if way == "weights":
+        (plain, batch), (fitted, _), (other, _) = make(name), make(name), make(name)
+        said = fit(fitted, batch, PART)
+        turned = tf.nest.map_structure(lambda data: data[::-1].copy(), batch)
+        own = train(plain, batch, 20)
+        found = [farthest(own, train(fitted, batch, 20)), farthest(own, train(other, turned, 20))]
+        (plain, _), (fitted, _) = make(name), make(name)
+        for model in (plain, fitted):
+            model.compile("sgd", model.loss, loss_weights=model.loss_weights)
+        fit(fitted, batch, PART)
+        print(json.dumps([said, *found, farthest(train(plain, batch, 20), train(fitted, batch, 20))]))
+        return
+    model, batch = make(name, REPEATS[name])
+    said = fit(model, batch, TIGHT) if way == "fitted" else ""
+    train(model, batch, 2)
+    print(json.dumps([said]))
+
+
+def run(name: str, way: str, limit: int) -> cgroup.Outcome:
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    return cgroup.run([sys.executable, __file__, name, way], limit, env=env)
+
+
+def said_by(outcome: cgroup.Outcome) -> list[Any]:
+    if not outcome.fine:
+        raise SystemExit(outcome.stderr[-2000:])
+    return list(json.loads(outcome.stdout.strip().splitlines()[-1]))
+
+
+def state(outcome: cgroup.Outcome) -> str:
+    return "killed" if outcome.killed else "lives" if outcome.fine else f"status {outcome.status}"
+
+
+def main() -> int:
+    if len(sys.argv) == 3 and sys.argv[2] in ("weights", "plain", "fitted"):
+        child(*sys.argv[1:])
+        return 0
+    names = sys.argv[1:] or list(REPEATS)
+    print("| model | plain bound, MiB | plan, MiB | remedies | weights differ by | of plain, samples turned | SGD |")
+    print("|---|---|---|---|---|---|---|")
+    for name in names:
+        said, *far = said_by(run(name, "weights", FREE))
+        print(f"| {name} | {said} | {' | '.join(f'{each:.1e}' for each in far)} |", flush=True)
+    print(
+        "\n| model | batch x | plain alone, MiB | fitted alone | limit | plain | fitted | plain bound; plan; remedies |\n"
+        "|---|---|---|---|---|---|---|---|"
+    )
+    for name in names:
+        plain, fitted = run(name, "plain", FREE), run(name, "fitted", FREE)
+        said_by(plain)
+        limit = (plain.anonymous + fitted.anonymous) // 2
+        under = [run(name, way, limit) for way in ("plain", "fitted")]
+        said = said_by(fitted)[0].replace(" | ", "; ")
+        sizes = " | ".join(f"{size / 2**20:.0f}" for size in (plain.anonymous, fitted.anonymous, limit))
+        print(f"| {name} | {REPEATS[name]} | {sizes} | {' | '.join(map(state, under))} | {said} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
