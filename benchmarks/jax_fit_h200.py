@@ -14,7 +14,8 @@ keep of compilations:
 The last two run where memory is free: a budget takes those whose bytes fit it. Each way runs one step when it is compiled. When
 all have, or `--limit` leaves a quarter of its time, they are timed one after the other, alone on the card. Products are in
 float32 throughout and by cuBLAS in every way (tuning XLA's own kernels takes minutes). Gradients are read from the momentum
-after one step.
+after one step, and also compared with gradients in float64: a float32 step of 65,536 rows is itself far from those, since
+a hidden value near 0 falls on the other side of a ReLU, and another size of batch has other kernels.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from collections.abc import Iterator
 KINDS = ("gpt", "vit", "mlp_wide")
 SHARES = (0.5, 0.3)
 ROUNDS = 10
+PARTS = 16
+"""Slices of the gradients in float64."""
 ARENA = 1.03
 """The arena as a multiple of the budget."""
 FLAGS = "--xla_gpu_enable_triton_gemm=false"
@@ -161,15 +164,27 @@ class Race:
     def _busy(self) -> bool:
         return sum(len(list(self.folder.glob(f"{state}-*"))) for state in ("ready", "dead")) < self.waits_for
 
+    def save(self, name: str, gradients) -> None:
+        import numpy as np
+
+        np.savez(self.folder / "saving" / f"{name}.npz", *gradients)
+        (self.folder / "saving" / f"{name}.npz").rename(self.folder / f"{name}.npz")
+
     def difference(self, name: str, first) -> float:
-        """Largest difference from the plain gradients, as a part of the largest gradient of the same array."""
+        """Largest difference from gradients that were saved, as a part of the largest gradient of the same array."""
         import numpy as np
 
         while not (self.folder / f"{name}.npz").exists():
             time.sleep(0.1)
-        with np.load(self.folder / f"{name}.npz") as plain:
-            pairs = [(a, plain[key]) for a, key in zip(first, plain.files, strict=True)]
+        with np.load(self.folder / f"{name}.npz") as saved:
+            pairs = [(a, saved[key]) for a, key in zip(first, saved.files, strict=True)]
         return max(float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30)) for a, b in pairs)
+
+    def differences(self, name: str, first) -> dict[str, float]:
+        return {
+            "difference": self.difference(name, first),
+            "from float64": self.difference(f"{name}-float64", first),
+        }
 
 
 def first_step(step, params, state, batch):
@@ -194,19 +209,36 @@ def timed(step, arguments) -> float:
     return min(seconds)
 
 
-def plain(name: str, race: Race, made) -> dict:
+def in_float64(made, params, batch):
+    """Gradients of the whole batch in float64, added up slice by slice on the host."""
+    import jax
     import numpy as np
 
+    params, batch = jax.device_get((params, batch))
+    rows = jax.tree.leaves(batch)[0].shape[0]
+    added = None
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda leaf: leaf.astype(np.float64) if leaf.dtype.kind == "f" else leaf, (params, batch))
+        gradients = jax.jit(jax.grad(made.loss))
+        for part in range(PARTS):
+            place = slice(part * rows // PARTS, (part + 1) * rows // PARTS)
+            found = jax.device_get(gradients(wide[0], jax.tree.map(lambda leaf: leaf[place], wide[1])))  # noqa: B023
+            added = found if added is None else jax.tree.map(np.add, added, found)
+    return [leaf / PARTS for leaf in jax.tree.leaves(added)]
+
+
+def plain(name: str, race: Race, made) -> dict:
     begin = time.perf_counter()
     step = compiled(made.loss, made)
     (race.folder / f"peak-{name}").write_text(str(size_of(step)))
     seconds = round(time.perf_counter() - begin, 1)
     params, batch = contents(made)
     first, arguments = first_step(step, params, made.optimizer.init(params), batch)
-    np.savez(race.folder / "saving" / f"{name}.npz", *first)
-    (race.folder / "saving" / f"{name}.npz").rename(race.folder / f"{name}.npz")
+    race.save(name, first)
+    race.save(f"{name}-float64", in_float64(made, *contents(made)))
     with race.turn(f"{name}-plain"):
-        return {"peak": size_of(step), "seconds": timed(step, arguments), "compiled_in": seconds}
+        row = {"peak": size_of(step), "seconds": timed(step, arguments), "compiled_in": seconds}
+    return row | race.differences(name, first)
 
 
 def others(name: str, way: str, race: Race, made) -> dict:
@@ -223,7 +255,7 @@ def others(name: str, way: str, race: Race, made) -> dict:
     for one, program in runs.items():
         params, batch = contents(made)
         first, begun[one] = first_step(program, params, made.optimizer.init(params), batch)
-        rows[one]["difference"] = race.difference(name, first)
+        rows[one] |= race.differences(name, first)
     with race.turn(f"{name}-{way}"):
         for one, program in runs.items():
             rows[one]["seconds"] = timed(program, begun.pop(one))
@@ -249,7 +281,7 @@ def ours(name: str, share: float, race: Race, made) -> dict:
     }  # fmt: skip
     first, arguments = first_step(fitted.step, params, fitted.init(params), batch)
     params = None
-    row["difference"] = race.difference(name, first)
+    row |= race.differences(name, first)
     with race.turn(f"{name}-{share}"):
         while not fitted.settled:
             params, state, batch = arguments
@@ -263,7 +295,7 @@ def ours(name: str, share: float, race: Race, made) -> dict:
     params = state = batch = arguments = None
     params, batch = contents(made)
     again, arguments = first_step(fitted.step, params, fitted.init(params), batch)  # by the plan that stayed
-    row["difference"] = max(row["difference"], race.difference(name, again))
+    row |= {key: max(row[key], far) for key, far in race.differences(name, again).items()}
     params = batch = arguments = None
     return row | {"plain_dies": dies(made)}
 
@@ -365,7 +397,9 @@ def main() -> None:
 
 
 def show(kinds, rows: dict[str, dict]) -> None:
-    print("| kind | budget | plan | peak of the plan | measured | gradients differ | time / plain | beside |")
+    print(
+        "| kind | budget | plan | peak of the plan | measured | gradients differ (float64; plain's) | time / plain | beside |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for name in kinds:
         base = rows[f"{name}-plain"].get("seconds", float("nan"))
@@ -387,7 +421,8 @@ def show(kinds, rows: dict[str, dict]) -> None:
             print(
                 f"| {name} | {share:.0%}: {row['budget'] / 2**30:.2f} GiB | {row['choice']} | {row['peak'] / 2**30:.2f} GiB "
                 f"| {row['measured'] / 2**30:.2f} GiB (largest that was timed {max(row['peaks'].values()) / 2**30:.2f}, planning "
-                f"{row['compiling'] / 2**30:.2f}) | {row['difference']:.1e} "
+                f"{row['compiling'] / 2**30:.2f}) | {row['difference']:.1e} ({row['from float64']:.1e}; "
+                f"{rows[f'{name}-plain']['from float64']:.1e}) "
                 f"| {row['seconds'] / base:.2f}x | {hand} |"
             )
             print(f"  planned in {row['compiled_in']} s; the plain step here: {row['plain_dies']}")

@@ -25,6 +25,11 @@ class Choice:
     state_away: bool = False
     """Optimizer state is in page-locked memory of the host between steps."""
 
+    @property
+    def kind(self) -> tuple[int, str]:
+        """What runs again, which may be wrong where a loss draws or has effects."""
+        return self.segments, self.kept
+
     def __str__(self) -> str:
         words = []
         if self.slices > 1:

@@ -15,7 +15,7 @@ from outsize.model.jax.arguments import shape_of
 from outsize.model.jax.fitting.choice import Choice
 from outsize.model.jax.fitting.planner import Planned
 from outsize.model.jax.fitting.step import is_sent, placed
-from outsize.model.jax.fitting.trial import Trial, announced
+from outsize.model.jax.fitting.trial import Trial
 from outsize.model.jax.private_parts import require_jax
 
 Plan = Callable[[Any, Any], Planned]
@@ -27,11 +27,11 @@ class Fitted:
 
     def __init__(self, planned: Sequence[Planned], optimizer: Any, shapes: Any, plan: Plan, runs: bool) -> None:
         self._optimizer, self._plan, self._runs = optimizer, plan, runs
-        self._now = planned[0] if len(planned) == 1 else announced(planned)
-        self._plans: dict[Any, Planned] = {shapes: self._now}
+        self._plans: dict[Any, Planned] = {shapes: planned[0]}
         """Shapes of params and batch -> the plan for them."""
-        self._trials: dict[Any, Trial] = {} if len(planned) == 1 else {shapes: Trial([self._now, *planned[1:]])}
+        self._trials: dict[Any, Trial] = {shapes: Trial(planned)} if len(planned) > 1 else {}
         """Shapes -> plans that are being timed."""
+        self._now = self._trials[shapes].now if self._trials else planned[0]
 
     @property
     def plan(self) -> FitPlan:

@@ -64,20 +64,20 @@ def plan(request: Request, params: Any, batch: Any) -> list[Planned]:
     forbidden = request.without | (frozenset() if learnt.rule is not None else frozenset({"slices"}))
     while True:
         work = Work(request.loss, request.optimizer, learnt.rule or learnt.plain, request.device)
-        search = Search(work, shapes_of(work, params, batch, axes), forbidden, request.host)
+        search = Search(work, shapes_of(work, params, batch, axes), forbidden, request.host, request.timed)
         found = search.find(request.allowance.bytes)
         if found is None:
             raise _refused(search, request.allowance, notes)
-        fault = _fault(request, work, params, batch, axes, found.choice)
-        if fault is None:
-            others = search.others(found, request.allowance.bytes) if request.timed and found.choice != Choice() else []
-            equal = [one for one in others if _is_equal(request, work, params, batch, axes, found.choice, one.choice)]
+        others = search.others(found, request.allowance.bytes)
+        equal = _equal(request, work, params, batch, axes, {one.choice.kind for one in (found, *others)})
+        if found.choice.kind in equal:
             return [
                 Planned(describe(search, one, request.allowance, notes), one.choice, one, axes, work)
-                for one in (found, *equal)
+                for one in (found, *others)
+                if one.choice.kind in equal
             ]
-        notes.append(f"not used: {fault}: its gradients are not the plain ones on a few samples")
-        forbidden |= {fault}
+        notes.append("not used: checkpoint: its gradients are not the plain ones on a few samples")
+        forbidden |= {"checkpoint"}
 
 
 def _learn(request: Request, params: Any, batch: Any, axes: Axes) -> Learnt:
@@ -103,28 +103,26 @@ def _tried(request: Request, params: Any, batch: Any, trial: Callable[[Any, Any]
         return trial(params, batch)
 
 
-def _fault(request: Request, work: Work, params: Any, batch: Any, axes: Axes, choice: Choice) -> str | None:
-    """`checkpoint` where its gradients differ from the plain ones on two samples; slices were compared when they were learnt."""
-    if not request.real or not choice.segments:
-        return None
+def _equal(
+    request: Request, work: Work, params: Any, batch: Any, axes: Axes, kinds: set[tuple[int, str]]
+) -> set[tuple[int, str]]:
+    """The kinds whose gradients are the plain ones on two samples; slices were compared when they were learnt."""
+    again = {kind for kind in kinds if kind != Choice().kind}
+    if not request.real or not again:
+        return kinds
     jax = require_jax()
     small = replace(axes, rows=min(2, axes.rows))
 
-    def equal(params: Any, batch: Any) -> bool:
+    def compare(params: Any, batch: Any) -> set[tuple[int, str]]:
         few = axes.take(batch, [0, axes.rows - 1][: axes.rows])
-        plain, again = (
-            jax.jit(gradients_for(work, small, one))(params, few)
-            for one in (Choice(), replace(choice, slices=1, ordered=False, kept_away=False, state_away=False))
-        )
-        return same(plain, again)
 
-    return None if _tried(request, params, batch, equal) else "checkpoint"
+        def gradients(segments: int = 0, kept: str = "") -> Any:
+            return jax.jit(gradients_for(work, small, Choice(segments=segments, kept=kept)))(params, few)
 
+        plain = gradients()
+        return {kind for kind in again if same(plain, gradients(*kind))}
 
-def _is_equal(request: Request, work: Work, params: Any, batch: Any, axes: Axes, known: Choice, choice: Choice) -> bool:
-    """True for a choice whose gradients are the plain ones on a few samples, as those of a known choice are."""
-    checked = (known.segments, known.kept) == (choice.segments, choice.kept)
-    return checked or _fault(request, work, params, batch, axes, choice) is None
+    return kinds - again | _tried(request, params, batch, compare)  # type: ignore[no-any-return]
 
 
 def _refused(search: Search, allowance: Allowance, notes: list[str]) -> OutsizeError:

@@ -36,9 +36,9 @@ SLICED = 0.03
 NEAR = 1.2
 """A choice of another kind is timed too if it is predicted to take at most this much of the first one's time."""
 OTHERS = 3
-"""Choices that are compiled to be timed beside the first: more slices, and other kinds."""
-PATIENCE = 120.0
-"""Seconds that the first may have compiled for others to be compiled too."""
+"""Choices that are compiled beside the first to be timed: more slices, and other kinds."""
+PATIENCE = 60.0
+"""Seconds that the plain step may have compiled for others to be compiled beside the first choice."""
 LEAST = 4
 """Candidates that are compiled to find the smallest budget that works."""
 
@@ -62,19 +62,21 @@ class Candidate(NamedTuple):
 class Search:
     """All choices for one batch."""
 
-    def __init__(self, work: Work, shapes: Shapes, forbidden: frozenset[str], host: int | None = None) -> None:
+    def __init__(
+        self, work: Work, shapes: Shapes, forbidden: frozenset[str], host: int | None = None, timed: bool = False
+    ) -> None:
         self.work, self.shapes, self.forbidden, self.host = work, shapes, forbidden, host
         self.tried: dict[Choice, Candidate] = {}
         self._traced: dict[Choice, tuple[int, float]] = {}
-        self._compiling: dict[Choice, float] = {}
+        begin = time.perf_counter()
         self.plain = self.compile(Choice())
+        self._timed = timed and time.perf_counter() - begin < PATIENCE
+        """Others are compiled beside the first choice."""
 
     def compile(self, choice: Choice) -> Candidate:
         """A choice with its bytes, compiled once."""
         if choice not in self.tried:
-            begin = time.perf_counter()
             made = compile_step(self.work, self.shapes, choice)
-            self._compiling[choice] = time.perf_counter() - begin
             self.tried[choice] = Candidate(choice, made, self._lost(made))
         return self.tried[choice]
 
@@ -104,6 +106,8 @@ class Search:
                 slices = self._first_slices(choice, budget)
                 following = None if slices is None else replace(choice, slices=slices)
             else:
+                if self._timed and len(self.tried) <= OTHERS and self.predict(choice) <= budget * SLACK:
+                    self._compile_beside(choice, budget)
                 found = self.compile(choice)
                 if found.fits(budget, self.host):
                     return found
@@ -113,38 +117,42 @@ class Search:
         return None
 
     def others(self, found: Candidate, budget: int) -> list[Candidate]:
-        """Candidates inside the budget that may be faster than the first, whatever was predicted: few, compiled together."""
-        if self._compiling[found.choice] > PATIENCE:
+        """Candidates inside the budget that may be faster than the first, whatever was predicted; none unless they are timed."""
+        if not self._timed or found is self.plain:
             return []
-        starts = self._starts(found.choice, budget)
-        with ThreadPoolExecutor(OTHERS) as pool:
-            made = list(pool.map(lambda start: self._fewest(start, budget), starts))
-        chosen = {one.choice: one for one in made if one is not None and one.choice != found.choice}
-        return list(chosen.values())
+        if not self._beside(found, budget):
+            self._compile_beside(found.choice, budget)
+        return self._beside(found, budget)
 
-    def _starts(self, choice: Choice, budget: int) -> list[Choice]:
-        """The same in more slices, and other kinds with the fewest slices that may fit."""
+    def _beside(self, found: Candidate, budget: int) -> list[Candidate]:
+        """Compiled candidates that may be faster, those first that are predicted to be."""
+        most = NEAR * self.slow_down(found.choice)
+        beside = [
+            one
+            for one in self.tried.values()
+            if one.choice != found.choice and one is not self.plain and one.fits(budget, self.host)
+            and one.choice.state_away == found.choice.state_away and self.slow_down(one.choice) <= most
+        ]  # fmt: skip
+        return sorted(beside, key=lambda one: self.slow_down(one.choice))[:OTHERS]
+
+    def _compile_beside(self, choice: Choice, budget: int) -> None:
+        """Compile a choice together with others that may be faster: the same in more slices, and other kinds."""
         levels = self._slices()
         place = levels.index(choice.slices)
         more = [replace(choice, slices=count) for count in levels[place + 1 : place + OTHERS]]
-        kinds = []
+        wanted = [choice, *more, *self._other_kinds(choice, budget)][: 1 + OTHERS]
+        with ThreadPoolExecutor(len(wanted)) as pool:
+            list(pool.map(self.compile, wanted))
+
+    def _other_kinds(self, choice: Choice, budget: int) -> list[Choice]:
+        """What runs again or does not in other ways, with the fewest slices that may fit, fastest first."""
+        found = []
         for again in self._agains():
             slices = self._first_slices(again, budget)
-            if slices is not None and (again.segments, again.kept) != (choice.segments, choice.kept):
-                start = replace(again, slices=slices, kept_away=choice.kept_away, state_away=choice.state_away)
-                kinds.append((self.slow_down(start), start))
-        near = [start for time_, start in sorted(kinds) if time_ <= NEAR * self.slow_down(choice)]
-        return [*more, *near][:OTHERS]
-
-    def _fewest(self, choice: Choice, budget: int) -> Candidate | None:
-        """A choice with so many slices, or with the fewest more that fit."""
-        following: Choice | None = choice
-        while following is not None:
-            made = self.compile(following)
-            if made.fits(budget, self.host):
-                return made
-            following = self._next(made, budget)
-        return None
+            if slices is not None and again.kind != choice.kind:
+                kind = replace(again, slices=slices, state_away=choice.state_away)
+                found.append((self.slow_down(kind), kind))
+        return [kind for predicted, kind in sorted(found) if predicted <= NEAR * self.slow_down(choice)]
 
     def least(self) -> Candidate:
         """The smallest that was found; which are compiled for it does not depend on a budget."""

@@ -26,6 +26,12 @@ class Trial:
 
     def __init__(self, plans: Sequence[Planned]) -> None:
         self.plans = list(plans)
+        names = ", ".join(f"{plan.choice} ({format_bytes(plan.candidate.peak)})" for plan in plans)
+        note = (
+            f"the first {ROUNDS * STEPS * len(plans)} steps time the plans that may be fastest: {names}; the fastest stays. "
+            "without=('timing',) times nothing"
+        )
+        self._announced = [_noted(plan, note) for plan in plans]
         self._seconds: list[list[float]] = [[] for _ in self.plans]
 
     @property
@@ -34,8 +40,8 @@ class Trial:
 
     @property
     def now(self) -> Planned:
-        """The plan whose turn it is."""
-        return self.plans[self._turn]
+        """The plan whose turn it is, which says that others are timed."""
+        return self._announced[self._turn]
 
     @property
     def _turn(self) -> int:
@@ -56,17 +62,6 @@ class Trial:
         found = self.plans[best.index(min(best))]
         said = ", ".join(f"{plan.choice} {1e3 * each:.1f} ms" for plan, each in zip(self.plans, best, strict=True))
         return _noted(found, f"timed in the first steps: {said}; the fastest stays")
-
-
-def announced(plans: Sequence[Planned]) -> Planned:
-    """The first plan, which says that others are timed beside it."""
-    first, *others = plans
-    names = ", ".join(f"{plan.choice} ({format_bytes(plan.candidate.peak)})" for plan in others)
-    return _noted(
-        first,
-        f"the first {ROUNDS * STEPS * len(plans)} steps also time what may be faster and fits: {names}; the fastest stays. "
-        "without=('timing',) times nothing",
-    )
 
 
 def _noted(planned: Planned, note: str) -> Planned:
