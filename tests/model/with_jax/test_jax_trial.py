@@ -37,7 +37,8 @@ def test_steps_that_are_timed_train_as_all_others_and_every_plan_fits(half):
     plans = next(iter(fitted._trials.values())).plans
     assert 2 <= len(plans) <= 4 and len({plan.choice for plan in plans}) == len(plans)
     assert all(plan.plan.peak() <= budget for plan in plans)
-    assert any(plan.choice == Choice(slices=2 * plans[0].choice.slices) for plan in plans)
+    alone = [plan.choice for plan in plans if not plan.choice.segments]
+    assert len(alone) >= 2 and len({choice.slices for choice in alone}) >= 2  # one writes these by hand
     assert f"the first {ROUNDS * STEPS * len(plans)} steps time the plans" in fitted.plan.notes[-1]
     step = plain_step(mean_loss, OPTIMIZER)
     mine, state, other, kept = copy(params), fitted.init(params), copy(params), OPTIMIZER.init(params)

@@ -36,7 +36,7 @@ SLICED = 0.03
 NEAR = 1.2
 """A choice of another kind is timed too if it is predicted to take at most this much of the first one's time."""
 OTHERS = 3
-"""Choices that are compiled beside the first to be timed: more slices, and other kinds."""
+"""Choices that are compiled beside the first to be timed: slices alone, which one may write by hand, and other kinds."""
 PATIENCE = 60.0
 """Seconds that the plain step may have compiled for others to be compiled beside the first choice."""
 LEAST = 4
@@ -120,29 +120,21 @@ class Search:
         """Candidates inside the budget that may be faster than the first, whatever was predicted; none unless they are timed."""
         if not self._timed or found is self.plain:
             return []
-        if not self._beside(found, budget):
-            self._compile_beside(found.choice, budget)
-        return self._beside(found, budget)
+        beside = self._compile_beside(found.choice, budget)
+        return [one for one in beside if one.choice != found.choice and one.fits(budget, self.host)]
 
-    def _beside(self, found: Candidate, budget: int) -> list[Candidate]:
-        """Compiled candidates that may be faster, those first that are predicted to be."""
-        most = NEAR * self.slow_down(found.choice)
-        beside = [
-            one
-            for one in self.tried.values()
-            if one.choice != found.choice and one is not self.plain and one.fits(budget, self.host)
-            and one.choice.state_away == found.choice.state_away and self.slow_down(one.choice) <= most
-        ]  # fmt: skip
-        return sorted(beside, key=lambda one: self.slow_down(one.choice))[:OTHERS]
+    def _compile_beside(self, choice: Choice, budget: int) -> list[Candidate]:
+        """A choice and others that may be faster, compiled side by side: slices alone, and what runs again in other ways."""
+        wanted = list(dict.fromkeys([choice, *self._slices_alone(choice, budget), *self._other_kinds(choice, budget)]))
+        with ThreadPoolExecutor(1 + OTHERS) as pool:
+            return list(pool.map(self.compile, wanted[: 1 + OTHERS]))
 
-    def _compile_beside(self, choice: Choice, budget: int) -> None:
-        """Compile a choice together with others that may be faster: the same in more slices, and other kinds."""
-        levels = self._slices()
-        place = levels.index(choice.slices)
-        more = [replace(choice, slices=count) for count in levels[place + 1 : place + OTHERS]]
-        wanted = [choice, *more, *self._other_kinds(choice, budget)][: 1 + OTHERS]
-        with ThreadPoolExecutor(len(wanted)) as pool:
-            list(pool.map(self.compile, wanted))
+    def _slices_alone(self, choice: Choice, budget: int) -> list[Choice]:
+        """Slices of which nothing runs again: two numbers of them, from the fewest that may fit."""
+        alone = replace(choice, segments=0, kept="", kept_away=False)
+        fewest = 2 * choice.slices if alone == choice else self._first_slices(replace(alone, slices=1), budget)
+        levels = [count for count in self._slices() if fewest is not None and count >= fewest]
+        return [replace(alone, slices=count) for count in levels[:2]]
 
     def _other_kinds(self, choice: Choice, budget: int) -> list[Choice]:
         """What runs again or does not in other ways, with the fewest slices that may fit, fastest first."""
