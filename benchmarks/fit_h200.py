@@ -69,6 +69,7 @@ class Card:
 
     def take(self, kind=fcntl.LOCK_EX):
         start = time.perf_counter()
+        fcntl.flock(self.lock, fcntl.LOCK_UN)  # else whoever has the turn waits for the card, and this for the turn
         fcntl.flock(self.turn, fcntl.LOCK_EX)
         fcntl.flock(self.lock, kind)
         fcntl.flock(self.turn, fcntl.LOCK_UN)
