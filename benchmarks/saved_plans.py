@@ -112,6 +112,7 @@ def run(name: str, part: float, path: pathlib.Path) -> dict[str, Any]:
         fitted.step(batch)
         fitted.gather()
         got = twelve_steps.gradients(model, own)
+        fitted.step(batch)  # what was gathered leaves again
         held = twelve_steps.held(lambda: fitted.step(batch), model, own, batch) / fitted.plan.peak()
     torch.manual_seed(1)
     loss(plain, batch).backward()
