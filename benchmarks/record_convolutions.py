@@ -16,6 +16,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import lzma
 import math
 import multiprocessing
 import os
@@ -29,7 +30,7 @@ import torch
 from outsize.model.kernels.convolution_table import pack, unpack
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-TABLE = "src/outsize/model/kernels/convolutions_h200.json.gz"
+TABLE = "src/outsize/model/kernels/convolutions_h200.json.xz"
 CHAIN = 64 * 2**20
 """Workspaces above this are also measured with too little memory for them."""
 
@@ -37,13 +38,18 @@ Layer = list[Any]
 Call = list[Any]
 
 
+def packed(path: str) -> Any:
+    """What opens a file of this name."""
+    return lzma.open if str(path).endswith(".xz") else gzip.open
+
+
 def read(path: str) -> Any:
-    with gzip.open(path, "rt") as file:
+    with packed(path)(path, "rt") as file:
         return json.load(file)
 
 
 def write(path: str, value: Any) -> None:
-    with gzip.open(path, "wt") as file:
+    with packed(path)(path, "wt") as file:
         json.dump(value, file, separators=(",", ":"))
 
 

@@ -9,8 +9,8 @@ most similar layer is used: the same buffers (a copy of the input, of the output
 from __future__ import annotations
 
 import functools
-import gzip
 import json
+import lzma
 import math
 from collections.abc import Callable, Iterator
 from importlib import resources
@@ -239,7 +239,7 @@ def transfer(size: int, source: Layer, target: Layer) -> int:
 def table() -> Table:
     """The measured layers that come with the package."""
     with (
-        resources.files("outsize.model.kernels").joinpath("convolutions_h200.json.gz").open("rb") as raw,
-        gzip.open(raw, "rt") as file,
+        resources.files("outsize.model.kernels").joinpath("convolutions_h200.json.xz").open("rb") as raw,
+        lzma.open(raw, "rt") as file,
     ):
         return Table([[*layer, unpack(found)] for *layer, found in json.load(file)])
