@@ -59,7 +59,7 @@ class Store:
         self._arrived = 0
         """Those of them that what is computed next waits for."""
         self._coming: list[tuple[Any, Mark]] = []
-        """What the others fill, and their ends."""
+        """What the others fill, and their ends; held, also where nothing is copied, so that a trace holds what a card does."""
 
     @property
     def beside(self) -> bool:
@@ -94,20 +94,16 @@ class Store:
     def begin(self, slot: Slot, into: Any) -> int:
         """Start to fill a flat byte tensor from a slot; it is full after `finish`. Returns the number of the copy."""
         slot.read = self.mover.bring(into, slot.place, [self.mover.mark(), slot.written])
-        if slot.read is None:
-            return 0
         self._coming.append((into, slot.read))
         self._begun += 1
         return self._begun
 
     def finish(self, number: int | None = None) -> None:
-        """What was begun, up to the copy of this number, may be used from now on; later ones are still on their way."""
-        number = self._begun if number is None else number
-        if self._arrived < number:
-            count = number - self._arrived
-            self.mover.wait(self.mover.join([mark for _, mark in self._coming[:count]]))
-            self._arrived = number
-            del self._coming[:count]
+        """What was begun may be used from now on; nothing is done where that is known of the copy of this number."""
+        if self._arrived < (self._begun if number is None else number):
+            self.mover.wait(self.mover.join([mark for _, mark in self._coming]))
+            self._arrived = self._begun
+            self._coming.clear()
 
     def read(self, slot: Slot, into: Any) -> None:
         """Fill a flat byte tensor in host memory from a slot, at once."""
@@ -178,7 +174,7 @@ class HostStore(Store):
 class StoredTensor:
     """A tensor that waits in a store, with the way back."""
 
-    __slots__ = ("__weakref__", "_layout", "_number", "_slot", "_store", "fetched")
+    __slots__ = ("__weakref__", "_layout", "_slot", "_store", "fetched")
 
     def __init__(self, tensor: Any, store: Store, device: Any = None, slot: Any = None, owned: bool = True) -> None:
         """`slot`: where the store has these bytes already; not `owned`: it is somebody else's."""
@@ -187,8 +183,6 @@ class StoredTensor:
         self._layout = (tensor.shape, tensor.stride(), tensor.dtype, device or tensor.device, dense.stride())
         self._store = store
         self.fetched: Any = None
-        self._number = 0
-        """Of the copy that brings it."""
         self._slot = unseen(lambda: store.put(_bytes(data.detach()))) if slot is None else slot
         if owned:
             weakref.finalize(self, store.drop, self._slot)
@@ -200,19 +194,9 @@ class StoredTensor:
             shape, _, dtype, device, strides = self._layout
             tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
             flat = tensor.as_strided((tensor.numel(),), (1,))
-            self._number = unseen(lambda: self._store.begin(self._slot, _bytes(flat)))
+            unseen(lambda: self._store.begin(self._slot, _bytes(flat)))
             self.fetched = weakref.ref(tensor)
         return tensor
-
-    def bring(self) -> Any:
-        """The tensor, which may be used from now on."""
-        tensor = self.fetch()
-        self._store.finish(self._number)
-        return tensor
-
-    @property
-    def size(self) -> int:
-        return int(self._slot.size)
 
 
 def without_gaps(tensor: Any) -> Any:

@@ -19,10 +19,6 @@ from outsize.model.torch_port.objects import is_zero_tensor, key_of, storage_key
 SMALL = 16 * 2**10
 """Tensors below this stay: a copy costs more than it frees."""
 
-AHEAD = 2
-"""Tensors as large as the largest that come back before they are asked for: with one, a card waits for the link wherever two are
-asked for in a row."""
-
 Forward = Callable[..., Any]
 
 
@@ -77,13 +73,10 @@ class Offload:
         self._device = device
         """Where tensors come back to: one without contents does not know."""
         self._ahead = ahead
-        """Begin to fetch the tensors before this one while it is used: on a card, where copies run beside."""
+        """Begin the fetch of the tensor before while this one is used: on a card, where copies run beside."""
         self._once = KeptOnce()
         self._order: list[Any] = []
-        self._largest = 0
-        """Bytes of the largest tensor that waits."""
-        self._soon: list[Any] = []
-        """Tensors on their way that nobody has asked for yet."""
+        self._soon: Any = None
 
     def wrap(self, forward: Forward, stays: set[int]) -> Forward:
         """`forward` whose saved tensors go away; storages in `stays` (weights, the batch) do not."""
@@ -102,29 +95,23 @@ class Offload:
         with torch.no_grad():
             saved = StoredTensor(tensor, self._store, self._device)
         self._order.append(weakref.ref(saved))
-        self._largest = max(self._largest, saved.size)
         return saved
 
     def _unpack(self, saved: Any) -> Any:
         return self.bring(saved) if isinstance(saved, StoredTensor) else saved
 
     def bring(self, saved: StoredTensor) -> Any:
-        tensor = saved.bring()
+        tensor = saved.fetch()
+        self._store.finish()
         if self._ahead:
             self._soon = self._before(saved)
         return tensor
 
-    def _before(self, asked: StoredTensor) -> list[Any]:
-        """The tensors that were saved before this one, on their way."""
-        while self._order and self._order[-1]() in (None, asked):
-            self._order.pop()
-        soon: list[Any] = []
-        room = AHEAD * self._largest
-        for reference in reversed(self._order):
-            saved = reference()
-            if saved is not None and saved is not asked:
-                room -= saved.size
-                if soon and room < 0:
-                    break
-                soon.append(saved.fetch())
-        return soon
+    def _before(self, saved: StoredTensor) -> Any:
+        """The tensor that was saved before this one, on its way."""
+        while self._order:
+            last = self._order.pop()()
+            if last is not None and last is not saved:
+                self._order.append(weakref.ref(last))
+                return last.fetch()
+        return None
