@@ -167,7 +167,7 @@ def measure(
         target = int(count_bytes(subject.model) * share)
         sets = measure_sets(judge, trials, target, plain)
         if healing is not None:
-            sets = heal_sets(subject, sets, target, healing, plain)
+            sets = heal_sets(subject, sets, target, math.inf, healing, plain)
         taken = choose_set(sets, target, math.inf)
         assert taken is not None
         found = [describe(one, subject, held_out, healing, known) for one in sets if one.noun.bytes <= target]

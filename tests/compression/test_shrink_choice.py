@@ -51,7 +51,7 @@ def draw(seed, fall):
     return (5 + plain).tolist(), (5 + plain + 1e-6 * near).tolist(), (5 + plain + 0.01 * far).tolist()
 
 
-@given(st.integers(0, 10**6), st.floats(0.01, 2.9), st.booleans())
+@given(st.integers(0, 10**6), st.floats(0.01, 1.9), st.booleans())
 @examples(60)
 def test_a_mixture_that_is_better_by_chance_is_not_taken(seed, fall, healed):
     plain, near, far = draw(seed, fall)
@@ -59,7 +59,7 @@ def test_a_mixture_that_is_better_by_chance_is_not_taken(seed, fall, healed):
     assert choose_set(sets, 1, math.inf).noun.name == "int8"
 
 
-@given(st.integers(0, 10**6), st.floats(3.1, 10), st.booleans())
+@given(st.integers(0, 10**6), st.floats(2.1, 10), st.booleans())
 @examples(60)
 def test_a_mixture_that_is_better_is_taken(seed, fall, healed):
     plain, near, far = draw(seed, fall)
@@ -124,14 +124,22 @@ def test_what_can_still_become_the_best_is_healed_and_what_cannot_is_not():
     healing = Healing(
         steps=8, batches=data, seen=data, optimizer=functools.partial(torch.optim.Adam, lr=1e-3), budget=None
     )
-    healed = heal_sets(subject, sets, target, healing, plain)
+    healed = heal_sets(subject, sets, target, math.inf, healing, plain)
     assert {one.noun.name for one in sets if one.noun.bytes <= target} >= {"bf16", "int8", "drop blocks"}
     assert {one.noun.name for one in healed if one.model is not None} >= {"bf16", "int8"}
-    assert all(one.model is None for one in healed if one.noun.name == "drop blocks")
+    assert all(one.model is None and one.dropped for one in healed if one.noun.name == "drop blocks")
 
 
-@pytest.mark.parametrize(("fall", "used"), [(-3.0, False), (-0.3, False), (0.3, True), (3.0, True)])
-def test_a_healing_is_used_where_it_lowers_the_loss(fall, used):
+def test_a_set_that_was_trained_no_further_is_taken_only_where_no_other_will_do():
+    plain, near, far = draw(0, 0.0)
+    dropped = replace(built("int8", near, plain), dropped=True)
+    whole = built("bf16", [one + 1 for one in far], plain, healed=True)
+    assert choose_set([dropped, whole], 1, math.inf) is whole
+    assert choose_set([dropped, whole], 1, math.fsum(near) / BATCHES + 0.5) is dropped
+
+
+@pytest.mark.parametrize(("fall", "used"), [(-3.0, False), (-0.3, True), (0.3, True), (3.0, True)])
+def test_a_healing_is_used_unless_it_makes_the_loss_higher_by_more_than_chance(fall, used):
     class Marked(torch.nn.Module):
         """Its mark is 0 until it is trained."""
 

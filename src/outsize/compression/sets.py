@@ -2,12 +2,11 @@
 
 The set with the lowest loss is not taken blindly: of eight sets one is lowest by chance, and most easily one that changes the
 losses of the batches a lot, up and down. So the loss of a set is read two standard errors of its change above what was measured
-(`cautious_loss`). A set that changes little thus stands before one that changes much, until the batches show that this one is
-better. Sets that are not above the lowest by more than a standard error of the difference between the two are its equals, and
-of equals the one of the fewest methods is taken: a mixture must be better to stand before one method.
+(`cautious_loss`), and the lowest of these is taken. A set that changes little thus stands before one that changes much, until the
+batches show that this one is better.
 
-A healing is used where it lowers the loss. It changes all sets that are near the user's model alike, so what it does is no matter
-of which set is lowest by chance, and caution would leave out healings that help.
+A healing is used unless it makes a set worse by more than chance explains (`Measured.is_worse`): training helps as a rule, and a
+few batches cannot always show it. A set that was trained no further is taken only where no other will do.
 """
 
 from __future__ import annotations
@@ -40,10 +39,8 @@ class BuiltSet:
     measured: Measured
     model: Any = None
     """The healed model, where it was healed."""
-
-    def equals(self, best: BuiltSet) -> bool:
-        """True where the loss, read with caution, is above that of the best set by no more than chance explains."""
-        return self.noun.cautious_loss - best.noun.cautious_loss <= self.measured.doubt(best.measured)
+    dropped: bool = False
+    """True where it was trained no further, since it was too far behind the others."""
 
 
 def measure_sets(judge: Judge, trials: Sequence[Trial], target: int, plain: Measured) -> list[BuiltSet]:
@@ -94,19 +91,17 @@ def _sorted(sets: Iterable[BuiltSet], target: int) -> list[BuiltSet]:
 
 
 def choose_set(sets: Sequence[BuiltSet], target: int, allowed: float) -> BuiltSet | None:
-    """Of the sets that reach the size and equal the best one, that of the fewest methods; None where no set will do."""
+    """Of the sets that reach the size the one of the lowest cautious loss, then of the fewest methods; None where none will do."""
     fitting = [one for one in sets if one.noun.bytes <= target and one.noun.best_loss <= allowed]
-    best = min(fitting, key=lambda one: one.noun.cautious_loss, default=None)
-    if best is None:
-        return None
-    equals = [one for one in fitting if one is best or one.equals(best)]
-    return min(
-        equals, key=lambda one: (len({part.method for part in one.candidates}), one.noun.cautious_loss, one.noun.bytes)
-    )
+
+    def order(one: BuiltSet) -> tuple[float, int, int]:
+        return one.noun.cautious_loss, len({part.method for part in one.candidates}), one.noun.bytes
+
+    return min([one for one in fitting if not one.dropped] or fitting, key=order, default=None)
 
 
 def heal_sets(
-    subject: Subject, sets: Sequence[BuiltSet], target: int, healing: Healing, plain: Measured
+    subject: Subject, sets: Sequence[BuiltSet], target: int, allowed: float, healing: Healing, plain: Measured
 ) -> list[BuiltSet]:
     """The sets that reach the size, healed and measured again; lowest loss first.
 
@@ -117,7 +112,7 @@ def heal_sets(
     def trained(one: BuiltSet, steps: int) -> BuiltSet:
         model = heal(subject, one.candidates, replace(healing, steps=steps))
         found = evaluate(model, subject)
-        if found.loss >= one.measured.loss:  # it did not help on batches that it did not see
+        if found.is_worse(one.measured) or one.noun.loss <= allowed < found.loss:  # it does harm
             return replace(one, model=build(subject, one.candidates))
         noun = replace(one.noun, healed=found.loss, doubt=found.doubt(plain), bytes=subject.count(model))
         return replace(one, noun=noun, measured=found, model=model)
@@ -129,7 +124,7 @@ def heal_sets(
         reach = {name: one for name, one in reach.items() if _can_catch_up(one, pilots[name], pilots.values())}
     healed = [trained(one, healing.steps) for one in reach.values()]
     done = {one.noun.name for one in healed}
-    rest = [one for one in sets if one.noun.name not in done]
+    rest = [replace(one, dropped=one.noun.bytes <= target) for one in sets if one.noun.name not in done]
     return [*_sorted(healed, target), *_sorted(rest, target)]
 
 

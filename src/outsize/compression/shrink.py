@@ -107,7 +107,7 @@ def _search(
     """The plan with the set that is taken, or with the nearest one that could be."""
     sets = measure_sets(judge, trials, plan.target, plain)
     if healing is not None:
-        sets = heal_sets(judge.subject, sets, plan.target, healing, plain)
+        sets = heal_sets(judge.subject, sets, plan.target, plan.allowed, healing, plain)
     plan = replace(plan, sets=tuple(one.noun for one in sets))
     taken = choose_set(sets, plan.target, plan.allowed)
     if taken is not None:
