@@ -91,7 +91,7 @@ def _sorted(sets: Iterable[BuiltSet], target: int) -> list[BuiltSet]:
 
 
 def choose_set(sets: Sequence[BuiltSet], target: int, allowed: float) -> BuiltSet | None:
-    """Of the sets that reach the size the one of the lowest cautious loss, then of the fewest methods; None where none will do."""
+    """Of the sets that reach the size, the one of the lowest cautious loss; None where none will do."""
     fitting = [one for one in sets if one.noun.bytes <= target and one.noun.best_loss <= allowed]
 
     def order(one: BuiltSet) -> tuple[float, int, int]:
