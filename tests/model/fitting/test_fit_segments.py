@@ -16,10 +16,10 @@ from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import look
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.plan.remedies import PAGE, TIES
-from outsize.model.fitting.plan.search import SURE, TRACES
+from outsize.model.fitting.plan.search import SURE, TRACES, Search
 from outsize.model.fitting.plan.speeds import estimate_times
 from outsize.model.fitting.plan.take_apart import gather_facts
-from outsize.model.fitting.plan.training_search import TrainingSearch
+from outsize.model.fitting.plan.training_search import BESIDE, TrainingSearch
 from outsize.model.fitting.run import expandable_segments as segments
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.training import TrainingPlanner
@@ -107,6 +107,24 @@ def test_no_weights_leave_where_less_that_the_arithmetic_cannot_see_would_do(pla
     assert search.fits(found) and found.choice.checkpoint and found.choice.offload
     assert not (found.choice.state_away or found.choice.gradients_away or found.choice.stream)
     assert len(search.tried) <= TRACES + 1
+
+
+@pytest.mark.parametrize("percent", [75, 80, 90])
+def test_what_is_thought_smaller_and_much_faster_is_traced_before_a_dear_plan_is_taken(planned, monkeypatch, percent):
+    facts, stage = planned
+    budget = facts.plain.peak * percent // 100
+
+    def dearest(search):
+        """A search that learns little and ends with one of the dearest plans."""
+        search.candidates = sorted(search._combine(), key=lambda c: (c.seconds, c.predicted))
+        return next(c for c in reversed(search.candidates) if search.fits(search._trace(c)))
+
+    monkeypatch.setattr(Search, "run", dearest)
+    search = TrainingSearch(facts, stage.project, "exact", budget)
+    found = search.run()
+    taken = next(c for c in search.tried if search.fits(c))
+    assert search.fits(found)
+    assert facts.seconds + found.seconds <= BESIDE * (facts.seconds + taken.seconds)
 
 
 def test_segments_grow_while_anybody_wants_it_and_other_settings_stay(monkeypatch):

@@ -18,13 +18,14 @@ from outsize.core.noun import Known
 from outsize.core.plan import Peak
 from outsize.core.units import format_bytes
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.plan.remedies import OF_TENSORS
 from outsize.model.fitting.run.expandable_segments import let_grow
 
 TIGHTER = {"cpu": 0.85, "cuda": 0.93, "hosted": 0.85}
 """After a failure the next plan holds at most this part of what the failed one should have held."""
 
-Replan = Callable[[int, Any], tuple[FitPlan, Choice]]
-"""(bytes of the device, batch to run plans on or None) -> another plan."""
+Replan = Callable[..., tuple[FitPlan, Choice]]
+"""(bytes of the device, batch to run plans on or None) -> another plan; `without`: keys of remedies that it must not use."""
 
 Reopen = Callable[[Choice, Any], Any]
 """(another choice, the runner so far) -> the runner of that choice."""
@@ -46,6 +47,8 @@ class PlanInUse:
         self.measured: int | None = None
         """Highest peak of this plan's steps in bytes; None: not measured yet."""
         self.replan, self.reopen = replan, reopen
+        self._failed: list[Choice] = []
+        """Those that were left since a step of theirs held too much."""
         self._projected = 0
         """What the plan said before a step showed that it holds more; 0: none has."""
         if runner is not None:
@@ -103,20 +106,40 @@ class PlanInUse:
 
     def tighten(self, failure: str) -> None:
         """Go on with a plan that holds less than this one should have held."""
-        hosted, allowed = self.choice.hosted, self.plan.budgets[0].bytes
-        projected = self._projected or self.plan.peak(self.plan.pool)
-        if hosted:
+        self._failed.append(self.choice)
+        if self.choice.hosted:
             self.runner.gather()
         else:
             with contextlib.suppress(OutOfMemory):  # weights without room at home cannot be compared, and are not
                 self.runner.weights.bring_weights()
-        tighter = int(min(projected, allowed) * TIGHTER["hosted" if hosted else self.runner.work.device])
-        # such as a kernel's scratch: the next plan may have it too
-        unforeseen = max(0, (self.measured or 0) - projected)
-        try:
-            plan, choice = self.replan(min(tighter, allowed - unforeseen), None)
-        except BudgetError:
-            if allowed - unforeseen >= tighter:
-                raise
-            plan, choice = self.replan(tighter, None)
+        plan, choice = self._tighter()
         self.take(replace(plan, budgets=self.plan.budgets, notes=(*plan.notes, f"tightened: {failure}")), choice)
+
+    def _tighter(self) -> tuple[FitPlan, Choice]:
+        """A plan that holds clearly less than this one should have held; where there is none, the smallest of all, if that holds
+        less at all; else one that leaves single tensors alone, since what this one said of them was wrong."""
+        hosted, allowed = self.choice.hosted, self.plan.budgets[0].bytes
+        projected = self._projected or self.plan.peak(self.plan.pool)
+        should = min(projected, allowed)
+        tighter = int(should * TIGHTER["hosted" if hosted else self.runner.work.device])
+        # such as a kernel's scratch: the next plan may have it too
+        room = allowed - max(0, (self.measured or 0) - projected)
+        try:
+            return self.replan(min(tighter, room), None)
+        except BudgetError as error:
+            none = error
+        if room < tighter:
+            with contextlib.suppress(BudgetError):
+                return self.replan(tighter, None)
+        if not hosted and none.smallest is not None and none.smallest < should:
+            with contextlib.suppress(BudgetError):
+                plan, choice = self.replan(none.smallest, None)
+                if choice not in self._failed:
+                    return plan, choice
+        single = tuple(kind.key for kind in OF_TENSORS if kind.on(self.choice))
+        if hosted or not single:
+            raise none
+        try:
+            return self.replan(room, None, without=single)
+        except BudgetError:
+            raise none from None

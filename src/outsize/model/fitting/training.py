@@ -180,9 +180,11 @@ class TrainingPlanner(Planner):
             )
         return forbidden
 
-    def plan(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
-        """The cheapest choice that fits and whose gradients are right; a remedy that changes them is forbidden by name."""
+    def plan(self, limit: int, batch: Any, without: tuple[str, ...] = ()) -> tuple[FitPlan, Choice]:
+        """The cheapest choice that fits and whose gradients are right; a remedy that changes them is forbidden by name, as are
+        those `without` which plans are made from now on."""
         self.look_once()
+        self._leave_out(without)
         allowance = replace(self.request.budgets[0], bytes=limit)
         while True:
             few = self._few
@@ -209,6 +211,11 @@ class TrainingPlanner(Planner):
                 decided += [ROUNDED.format(self.rounding)] if self.rounding else []
                 plan = describe_training(search, found, allowance, self.findings, decided)
                 return replace(plan, origin=self._origin(found)), found.choice
+
+    def _leave_out(self, keys: tuple[str, ...]) -> None:
+        """No plan uses these remedies from now on."""
+        held = dict.fromkeys(keys, "a step with it held more than projected")
+        self.facts = replace(self.facts, forbidden=self.facts.forbidden | held)
 
     def _origin(self, found: Candidate) -> dict[str, Any]:
         projection = found.projection

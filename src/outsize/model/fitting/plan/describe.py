@@ -135,15 +135,14 @@ def _neighbour(search: TrainingSearch, found: Candidate, cheaper: bool) -> Neigh
     """The next faster choice that is larger, or the next smaller one that is slower."""
     rows = [c for c in (*search.candidates, *search.tried) if c.choice != found.choice]
     if cheaper:
-        beside = [c for c in rows if c.seconds < found.seconds and c.peak > found.peak]
+        beside = [c for c in rows if c.seconds < found.seconds and search.thought(c) > found.peak]
         best = max(beside, key=lambda c: (c.seconds, -c.peak), default=None)
     else:
-        beside = [c for c in rows if c.peak < 0.95 * found.peak]
-        best = min(beside, key=lambda c: (c.seconds, c.peak), default=None)
+        best = search.smaller(found, [c for c in rows if c.seconds >= found.seconds])
     if best is None:
         return None
-    slower = slow_down(best.choice, search.facts)
-    return Neighbour(name=describe(best.choice), peak=best.peak, slow_down=slower, traced=best.projection is not None)
+    traced, slower = best.projection is not None, slow_down(best.choice, search.facts)
+    return Neighbour(name=describe(best.choice), peak=search.thought(best), slow_down=slower, traced=traced)
 
 
 def describe_inference(facts: InferenceFacts, found: Candidate, allowance: Allowance, plain: int) -> FitPlan:

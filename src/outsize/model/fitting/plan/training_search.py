@@ -43,6 +43,12 @@ LIGHTER = 5
 CHEAPER = 0.9
 """Part of the seconds added that a cheaper choice may take."""
 
+BESIDE = 0.75
+"""Part of a step's time that a smaller choice may take to be traced before a dear one is taken."""
+
+SMALLER = 0.95
+"""Part of what a plan holds that a smaller one beside it may hold."""
+
 DEAR = 0.25
 """Tensors are treated one by one where remedies for modules add more than this part of the plain step."""
 
@@ -80,6 +86,37 @@ class TrainingSearch(Search[Facts]):
         """Number of slices -> how many choices with it did not fit."""
         self._scattered: dict[tuple[str, ...], int] = {}
         """Kind of a choice -> how many did not fit by the allocator's gaps alone."""
+
+    def run(self) -> Candidate:
+        """Before a dear choice is taken, those are traced that are thought to hold less and to take much less time: the cheapest,
+        and after one that does not fit those that are thought to hold as much less as it passed the budget."""
+        found, most = super().run(), float(self.budget)
+        for _ in range(LIGHTER if self._is_dear(found) else 0):
+            seconds = BESIDE * (self.facts.seconds + found.seconds) - self.facts.seconds
+            less = [
+                c for c in self.candidates if c.projection is None and c.seconds < seconds and self.thought(c) <= most
+            ]
+            beside = self.smaller(found, less)
+            if beside is None:
+                break
+            thought = self.thought(beside)
+            if self.fits(self._trace(beside)):
+                found = self._improve(beside)
+            else:
+                most = thought * min(1.0 / STRIDE, self.budget / beside.peak)
+        return found
+
+    def smaller(self, found: Candidate, among: list[Candidate]) -> Candidate | None:
+        """The cheapest that is known, or thought after all traces, to hold clearly less than what was found."""
+        beside = (c for c in among if c.choice != found.choice and c.choice.runs <= self._most)
+        cheapest = sorted(beside, key=lambda c: (c.seconds, c.peak))
+        return next((c for c in cheapest if self.thought(c) < SMALLER * found.peak), None)
+
+    def thought(self, candidate: Candidate) -> int:
+        """The trace of a choice, or its arithmetic as the kindest trace of another like it corrects that."""
+        if candidate.projection is not None:
+            return candidate.peak
+        return int(candidate.predicted + max(0.0, min(self._back(candidate), default=0.0)) * self._freed(candidate))
 
     def another(self, found: list[Candidate], passes: float) -> Candidate | None:
         """The cheapest choice of another kind than those found, where its passes may take less than so many seconds."""
@@ -294,9 +331,12 @@ class TrainingSearch(Search[Facts]):
 
     def _corrected(self, candidate: Candidate) -> float:
         """The arithmetic of a choice, with what traces like it have shown to be there of what it frees."""
+        return candidate.predicted + max(0.0, max(self._back(candidate), default=0.0)) * self._freed(candidate)
+
+    def _back(self, candidate: Candidate) -> list[float]:
+        """Parts of what the arithmetic frees that traces of choices like this one have shown to be there all the same."""
         like = [t for t in self.tried if _keys(t.choice.treatment) == _keys(candidate.choice.treatment)]
-        back = max(((t.peak - t.predicted) / max(1, self._freed(t)) for t in like), default=0.0)
-        return candidate.predicted + max(0.0, back) * self._freed(candidate)
+        return [(t.peak - t.predicted) / max(1, self._freed(t)) for t in like]
 
     def _freed(self, candidate: Candidate) -> float:
         """Bytes that remedies free in the passes of a slice."""

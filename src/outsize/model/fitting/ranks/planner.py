@@ -113,9 +113,10 @@ class RankedPlanner(TrainingPlanner):
 
     # one plan for all
 
-    def plan(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
+    def plan(self, limit: int, batch: Any, without: tuple[str, ...] = ()) -> tuple[FitPlan, Choice]:
         """The cheapest choice that fits every rank and whose gradients are right."""
         self.look_once()
+        self._leave_out(without)
         spread = self.spread
         if not isinstance(spread, Shards):
             return self._plan(limit)
