@@ -3,6 +3,10 @@
 import pytest
 
 import outsize
+from outsize.failure.case import Case
+from outsize.failure.explain import diagnose
+from outsize.failure.message.read import read
+from outsize.machine import memory
 
 DENSE = """  File "fit.py", line 40, in <module>
     table = counts.toarray()
@@ -279,3 +283,21 @@ def test_what_stands_beside_a_number_is_read_as_what_it_is(text, cause, first):
 
 def test_a_drive_of_windows_seen_from_linux_is_no_mac():
     assert all("log show" not in remedy.how for remedy in outsize.explain(WINDOWS_IN_LINUX).remedies)
+
+
+LONG = "MemoryError: Unable to allocate {} TiB for an array with shape ({},) and data type int64"
+
+
+def case_of(size, length):
+    text = LONG.format(size, length)
+    return Case(failure=read(text), text=text, reading=memory())
+
+
+@pytest.mark.parametrize(("size", "length"), [("72.8", 10**13), ("135.", 18588824900024), ("64.0", 2**43)])
+def test_a_long_axis_is_measured_against_the_machine_where_it_is_known(size, length):
+    assert str(diagnose(case_of(size, length)).cause.name) == "request larger than the machine"
+
+
+@pytest.mark.parametrize(("size", "length"), [("72.8", 10**13), ("64.0", 2**43)])
+def test_a_round_number_is_one_that_somebody_wrote(size, length):
+    assert str(outsize.explain(LONG.format(size, length)).cause.name) == "true need"

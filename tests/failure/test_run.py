@@ -14,7 +14,7 @@ import pytest
 from outsize.core.footprint import Moment
 from outsize.failure.ending import _tell_story
 from outsize.failure.explain import explain
-from outsize.monitor import ProcessReading, TreeReading, read_tree
+from outsize.monitor import ProcessReading, TreeReading, launch, read_tree
 from outsize.monitor.launch import CHILD, build_command
 from outsize.monitor.processes import stacks
 from outsize.monitor.processes.stacks import user_line
@@ -191,6 +191,37 @@ def test_a_program_says_its_line_and_is_asked_from_c_only_inside_c(tmp_path, whe
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_program_that_waits_for_a_processor_is_waited_for(tmp_path, monkeypatch):
+    program = tmp_path / "program.py"
+    program.write_text("import os\nopen('ready', 'w')\n" + LINES["in Python"])
+    environment = os.environ | {"OUTSIZE_RUN_FOLDER": str(tmp_path), "PYTHONPATH": CHILD}
+    one = max(os.sched_getaffinity(0))
+
+    def pin():
+        os.sched_setaffinity(0, {one})
+
+    child = subprocess.Popen([sys.executable, str(program)], cwd=tmp_path, env=environment, preexec_fn=pin)
+    others = []
+    try:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        others += [subprocess.Popen(["sh", "-c", "while :; do :; done"], preexec_fn=pin) for _ in range(8)]
+        monkeypatch.chdir(tmp_path)
+        found = [stacks.ask_line(read_tree(child.pid), tmp_path) for _ in range(20)]
+    finally:
+        for process in (child, *others):
+            process.kill()
+            process.wait()
+    assert sum(line.startswith("program.py:") for line in found) >= 15, found
+
+
+def test_no_answer_is_no_line_that_grew(tmp_path, monkeypatch):
+    watched = Watched(command=[], pid=os.getpid(), began=0.0)
+    monkeypatch.setattr(launch, "ask_line", lambda tree, folder: user_line(""))
+    launch._look_closely(os.getpid(), read_tree(os.getpid()), watched, tmp_path, 100)
+    assert watched.passed and not watched.lines
 
 
 def test_growth_belongs_to_the_line_that_grew_while_it_was_watched():

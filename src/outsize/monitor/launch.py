@@ -22,7 +22,7 @@ from typing import IO
 
 from outsize.core.errors import InputError
 from outsize.machine import count_kills
-from outsize.monitor.processes.stacks import ask_line
+from outsize.monitor.processes.stacks import UNTOLD, ask_line
 from outsize.monitor.processes.tree import TreeReading, read_kills, read_library, read_process, read_tree
 from outsize.monitor.watched import NOTABLE, Watched
 
@@ -157,6 +157,6 @@ def _look_closely(root: int, tree: TreeReading, watched: Watched, folder: pathli
     after = read_tree(root).bytes
     watched.stacks += 2
     watched.passed[line] += grew
-    if line == again:
+    if line == again != UNTOLD:
         watched.lines[line] += max(0, after - between)
     return after

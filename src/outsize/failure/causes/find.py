@@ -19,6 +19,8 @@ from outsize.failure.work import Work
 Rule = Callable[[Case], Cause | None]
 LARGEST_CARD = 270 * 2**30
 """Bytes that no single device of today has."""
+MOST_RAM = 2**43
+"""Bytes that nearly no machine has."""
 
 
 def impossible(case: Case) -> Cause | None:
@@ -60,17 +62,9 @@ def warning_only(case: Case) -> Cause | None:
 
 
 def hardly_meant(case: Case) -> Cause | None:
-    """More than nearly every machine has, in one piece whose shape nobody named, or in one single axis."""
-    shape = case.failure.shape
-    if case.need is None or case.need < 2**43 or (shape is not None and len(shape) != 1):
+    """More than nearly every machine has, in one piece whose shape nobody named."""
+    if case.need is None or case.need < MOST_RAM or case.failure.shape is not None:
         return None
-    if shape is not None:
-        return make_cause(
-            CauseName.IMPOSSIBLE,
-            f"One axis of {shape[0]:,} elements, {said(case.need)}, is more than nearly any machine has: rows were multiplied (a "
-            "join or an index whose keys repeat), or the length overflowed. More memory will not help.",
-            decide="print the lengths before the call, and whether the index repeats: df.index.is_unique",
-        )
     return make_cause(
         CauseName.IMPOSSIBLE,
         f"One request of {said(case.need)} is more than nearly any machine has: a length was probably read from corrupt "
@@ -115,6 +109,19 @@ def larger_than_device(case: Case) -> Cause | None:
             f"One request of {said(need)} is larger than the whole limit of {said(limit)}.",
         )
     return None
+
+
+def long_axis(case: Case) -> Cause | None:
+    """One axis longer than nearly every machine can hold, of a length that nobody writes, where the machine is not known."""
+    shape = case.failure.shape or ()
+    if len(shape) != 1 or (case.need or 0) < MOST_RAM or shape[0] % 10**6 == 0 or shape[0] % 2**20 == 0:
+        return None
+    return make_cause(
+        CauseName.IMPOSSIBLE,
+        f"One axis of {shape[0]:,} elements, {said(case.need)}, is more than nearly any machine has: rows were multiplied (a "
+        "join or an index whose keys repeat), or the length overflowed. More memory will not help.",
+        decide="print the lengths before the call, and whether the index repeats: df.index.is_unique",
+    )
 
 
 def true_need(case: Case) -> Cause | None:
@@ -225,7 +232,7 @@ RULES: tuple[Rule, ...] = (
     host.address_space_check, host.fork, host.narrow_program, host.commit_limit, host.container_kill, host.job_kill,
     host.machine_kill, device.kv_cache, device.small_program, device.tpu, device.gives_nothing, device.watermark,
     device.prealloc, host.heap, device.library_room, host.free_though, host.multiplied, host.all_pairs, host.broadcast,
-    hardly_meant, larger_than_device, device.fragmentation, device.tpu_pieces, device.fraction, device.own_share,
+    hardly_meant, larger_than_device, long_axis, device.fragmentation, device.tpu_pieces, device.fraction, device.own_share,
     device.bfc_fragmentation,
     device.refused_though_free, device.free_though, device.refused_block, device.driver_refused, device.weights_refused,
     device.left_over, device.kept, device.other_process, device.graph_pools, host.rlimit, host.small_request, host.grown,
