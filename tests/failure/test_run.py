@@ -32,6 +32,10 @@ def main():
         time.sleep(0.02)
 main()
 """
+STEADILY = GROW.replace(
+    "return np.ones(4 * 2**20)", "for _ in range(32): kept.append(np.ones(2**17)); time.sleep(0.003)"
+)
+"""Grows nearly all the time, so that every reading finds it at it."""
 
 
 def run(folder, code, *words, before="", options=()):
@@ -207,7 +211,7 @@ def test_a_program_that_waits_for_a_processor_is_waited_for(tmp_path, monkeypatc
     try:
         while not (tmp_path / "ready").exists():
             time.sleep(0.01)
-        others += [subprocess.Popen(["sh", "-c", "while :; do :; done"], preexec_fn=pin) for _ in range(8)]
+        others += [subprocess.Popen(["sh", "-c", "while :; do :; done"], preexec_fn=pin) for _ in range(16)]
         monkeypatch.chdir(tmp_path)
         found = [stacks.ask_line(read_tree(child.pid), tmp_path) for _ in range(20)]
     finally:
@@ -279,8 +283,7 @@ def group():
 
 
 def test_a_kill_by_a_control_group_tells_limit_peak_and_growing_line(tmp_path, group):
-    slowly = GROW.replace("0.02", "0.1")  # readings keep up with it on a busy machine too
-    answer = run(tmp_path, slowly, before=f"echo $BASHPID > {group.procs};", options=("--report", "why.json"))
+    answer = run(tmp_path, STEADILY, before=f"echo $BASHPID > {group.procs};", options=("--report", "why.json"))
     assert answer.returncode == 137
     why = json.loads((tmp_path / "why.json").read_text())
     assert (why["cause"]["name"], why["cause"]["certain"], why["failure"]["limit_bytes"]) == (
