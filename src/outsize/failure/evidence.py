@@ -74,7 +74,8 @@ def _messages(case: Case) -> Iterator[str]:
         parts.insert(0, f"shape {list(failure.shape)}" + (f" of {failure.dtype}" if failure.dtype else ""))
     if failure.pid is not None:
         parts.append(f"pid {failure.pid}" + (f" ({failure.process})" if failure.process else ""))
-    yield f"{who}: {', '.join(parts)}" if parts else f"{who} ran out of memory; no numbers are given"
+    what = "could not write its program as one message" if case.format == "graph-message" else "ran out of memory"
+    yield f"{who}: {', '.join(parts)}" if parts else f"{who} {what}; no numbers are given"
     for name in sorted(wrapped):
         below = "a counter that went below zero and wrapped at 2^64, not a reading"
         why = below if numbers[name] >= 2**63 else "more than any machine can address"

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 
+import cgroup
 import pytest
 
 jax = pytest.importorskip("jax", reason="JAX is in the extra outsize[jax]")
@@ -55,6 +56,94 @@ def test_a_refused_allocation_is_explained_live_and_from_text_with_what_jax_hold
     assert "ulimit -d" in found["note"] or "one number for every pair" in found["note"]
     assert "arrays of JAX hold" in found["note"] and "jax.live_arrays()" in found["note"]
     assert "float32[3000, 1000]: `kept`" in found["note"]
+
+
+TOO_LARGE = """
+import json
+import jax, jax.numpy as jnp, numpy as np
+from jax.experimental import serialize_executable
+import outsize
+
+found = []
+array = np.random.default_rng(0).random(540_000_000, dtype="float32")
+program = jax.jit(lambda x: x + jnp.asarray(array).sum()).lower(1.0)
+compiled = program.compile()
+for write in (
+    lambda: serialize_executable.serialize(compiled),
+    lambda: program.compiler_ir("hlo").as_serialized_hlo_module_proto(),
+    lambda: jax.jit(jax.jacobian(jnp.tanh))(jnp.ones((2000, 2000))).block_until_ready(),
+):
+    try:
+        with outsize.guard():
+            write()
+    except jax.errors.JaxRuntimeError as error:
+        said = outsize.explain(f"{type(error).__module__}.{type(error).__name__}: {error}")
+        ways = [way.name for way in said.remedies]
+        found.append([str(error), error.__notes__[-1], said.cause.name, said.cause.text, ways])
+print(json.dumps(found))
+"""
+
+
+def test_a_program_that_is_too_large_is_explained_live_and_from_text():
+    # JAX hands captured arrays to the run as they are; a program with more than 2 GiB of them cannot be written
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS": "false"}
+    done = subprocess.run([sys.executable, "-c", TOO_LARGE], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    executable, program, run = json.loads(done.stdout)
+    for message, note, cause, text, ways in (executable, program):
+        assert "Failed to serialize" in message
+        assert cause == "request larger than the limit" and "at most 2 GiB" in text and "at most 2 GiB" in note
+        assert len(ways) == 1 and "as an argument" in ways[0] and "as an argument" in note
+        assert "could not write its program as one message" in note
+        assert "2.01 GiB  float32[540000000]: `array`" in note
+    message, note, cause, text, ways = run
+    assert "Out of memory allocating 64000000000000 bytes" in message
+    assert cause == "request larger than the device" and "58.21 TiB" in text  # a text does not tell the device
+    assert "cause: request larger than the machine" in note and "58.21 TiB is larger than all the RAM" in note
+    assert "corrupt" not in note + text and "work through it in pieces" in ways
+
+
+def test_a_program_written_by_export_that_is_too_large_is_known_by_its_traceback():
+    import outsize
+
+    last = "flatbuffers.builder.BuilderSizeError: flatbuffers: cannot grow buffer beyond 2 gigabytes"
+    text = f"""Traceback (most recent call last):
+  File "/usr/lib/python3/site-packages/jax/_src/export/serialization.py", line 190, in _serialize_exported
+    mlir_module_serialized = builder.CreateByteVector(exp.mlir_module_serialized)
+{last}"""
+    found = outsize.explain(text)
+    assert found.cause.name == "request larger than the limit" and "as an argument" in found.remedies[0].name
+    assert outsize.explain(last).failure is None  # others write with FlatBuffers too
+
+
+TRAINING = """
+import jax, jax.numpy as jnp
+
+params = [0.01 * jnp.ones((512, 512)) for _ in range(8)]
+
+
+def loss(params, x):
+    for weights in params:
+        x = jnp.tanh(x @ weights)
+    return (x**2).mean()
+
+
+step = jax.jit(lambda params, x: jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, x)))
+jax.block_until_ready(step(params, jnp.ones((300000, 512))))
+"""
+
+
+def test_a_training_that_a_container_kills_is_explained_by_run(tmp_path):
+    (tmp_path / "train.py").write_text(TRAINING)
+    command = [sys.executable, "-m", "outsize", "run", str(tmp_path / "train.py")]
+    done = cgroup.run(command, 1300 << 20, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
+    text = " ".join((done.stdout + done.stderr).split())
+    assert done.status == 137 and done.killed, text[-3000:]
+    assert "cause: limit" in text and "the memory limit of 1.27 GiB of its container" in text
+    # XLA reserves a program's 5.15 GiB of temporaries at once, beside 0.58 GiB of the batch and JAX itself
+    asked = float(text.split("and had asked for ")[1].split(" GiB")[0])
+    assert 5.7 < asked < 6.5
+    assert "optax.MultiSteps" in text and "jax.checkpoint(loss)" in text
 
 
 def test_memory_says_what_jax_holds_and_asks_nothing_of_a_jax_that_has_not_started():

@@ -41,6 +41,28 @@ def test_twenty_steps_give_the_same_weights_losses_and_metrics(models, name):
         assert seen[key] == pytest.approx(values, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["cnn", "lstm", "transformer", "autoencoder", "two_inputs"])
+def test_twenty_steps_of_adam_in_float64_give_the_same_weights(models, name):
+    # Adam divides by small second moments, so float32 shows its own rounding; here a wrong step would be all there is
+    import keras
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        plain, model, batch = pair(models.ALL[name])
+        for each in (plain, model):
+            each.compile("adam", each.loss, loss_weights=[1.0, 0.5] if name == "two_inputs" else None)
+        fitted = outsize.fit(model, batch=batch, budget=part_of_plain(model, batch, 0.7))
+        assert 1 <= fitted.rows < models.ROWS
+        weights, _ = train(plain, batch)
+        found, _ = train(model, batch)
+    finally:
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")
+    assert all(each.dtype == np.float64 for each in found)
+    assert max(np.max(np.abs(one - other)) for one, other in zip(weights, found, strict=True)) <= 1e-9
+
+
 def test_undo_gives_the_model_its_own_step_back(models):
     model, batch = models.cnn()
     fitted = outsize.fit(model, batch=batch, budget=part_of_plain(model, batch))

@@ -198,7 +198,7 @@ def _advice(case: Case, cause: CauseName, rows: tuple[Advice, ...], *, counted: 
         if (
             cause in row.causes
             and (row.place in ("", case.place) or (row.place == "device" and case.place != "cpu"))
-            and (not row.formats or case.format in row.formats)
+            and (case.format in row.formats if row.formats or case.format == "graph-message" else True)
             and (not row.works or case.work in row.works)
             and row.process in ("", case.failure.process)
             and case.place not in row.without
