@@ -1,7 +1,7 @@
 """How much a run of the tests tries: few cases in the normal run, many in the long one (`scripts/check --long`).
 
 Both are hypothesis profiles, so `pytest --hypothesis-profile=long` chooses the long one. A test says what it needs on the
-scale of `FULL` with `examples(40)`; the profile takes a sixth of that, or twice as much. Where a test goes through a list
+scale of `FULL` with `examples(40)`; the profile takes a tenth of that, or twice as much. Where a test goes through a list
 of its own, `points(...)` gives all of the list in the long run and an even choice of it otherwise. The normal run tries the
 same examples each time, so that what is green stays green until the code changes; the long one looks for new ones.
 """
@@ -16,7 +16,7 @@ FULL = 100
 LEAST = 4
 T = TypeVar("T")
 
-settings.register_profile("normal", max_examples=FULL // 6, deadline=None, derandomize=True)
+settings.register_profile("normal", max_examples=FULL // 10, deadline=None, derandomize=True)
 settings.register_profile("long", max_examples=2 * FULL, deadline=None)
 settings.load_profile("normal")
 
